@@ -1,0 +1,93 @@
+//! `tiebreak inspect` and `tiebreak devices`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde::Serialize;
+use tiebreak_model::interface::{ModeKind, Role};
+use tiebreak_model::{MemoryLine, ParameterCount};
+use tiebreak_train::config::{self, RunConfig};
+use tiebreak_train::device::DeviceKind;
+use tiebreak_train::{Error, folder::RunFolder};
+
+/// What a configuration builds.
+#[derive(Serialize)]
+pub struct Report {
+    head_mode: ModeKind,
+    describes: String,
+    vocabulary: usize,
+    d_model: usize,
+    parameters: ParameterCount,
+    /// Training, 2 per multiply-add, matrix products only, the head's product in every mode.
+    flops_per_token: usize,
+    memory: Vec<MemoryLine>,
+}
+
+/// Reports on a run's folder or a run configuration.
+pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
+    let path = if target.is_dir() {
+        if !RunFolder::is_run(target) {
+            return Err(Error::Input(format!(
+                "{}: no run (it lacks config.toml or status.json); give a run's folder or a run configuration",
+                target.display()
+            )));
+        }
+        RunFolder(target.into()).config()
+    } else {
+        target.to_path_buf()
+    };
+    let config = config::load(&path, sets)?.config;
+    let vocabulary = config.data.vocabulary()?;
+    Ok(report(&config, vocabulary))
+}
+
+fn report(config: &RunConfig, vocabulary: usize) -> Report {
+    let (model, context) = (&config.model, config.data.context_length);
+    let parameters = model.count(config.head.mode, vocabulary, context);
+    Report {
+        head_mode: config.head.mode,
+        describes: config.head.describe(vocabulary, model.d_model),
+        vocabulary,
+        d_model: model.d_model,
+        parameters,
+        flops_per_token: model.flops_per_token(vocabulary, context),
+        memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context, context),
+    }
+}
+
+impl Report {
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let ParameterCount { unique, embedding, head, trunk } = self.parameters;
+        let share = 100.0 * (embedding + head) as f64 / unique as f64;
+        let mut text = format!(
+            "{}\nparameters  {unique} (embedding {embedding}, head {head}, trunk {trunk}); the tables are {share:.1} %\n\
+             FLOPs       {} per token of training (2 per multiply-add, matrix products, backward = 2 forward)\n",
+            self.describes, self.flops_per_token
+        );
+        for MemoryLine { name, bytes } in &self.memory {
+            let _ = writeln!(text, "memory      {:>8.1} MiB  {name}", *bytes as f64 / 1048576.0);
+        }
+        let roles = self.head_mode.roles();
+        if roles.contains(&Role::Shared) {
+            text += "the shared matrix counts once, under embedding\n";
+        }
+        text
+    }
+}
+
+/// What this build can compute on.
+pub fn devices() -> String {
+    let mut text = String::new();
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    for kind in DeviceKind::ALL {
+        let what = match kind {
+            DeviceKind::Flex => format!("CPU, {cores} threads; the default and the reference"),
+            DeviceKind::NdArray => "CPU; deprecated upstream, several times slower than flex".into(),
+        };
+        let built = if kind.compiled_in() { "ready" } else { "not in this build (cargo feature of the same name)" };
+        let _ = writeln!(text, "{:<8}  {built:<8}  {what}", kind.name());
+    }
+    text += "GPU       not in this build\n";
+    text
+}

@@ -1,0 +1,314 @@
+//! The `tiebreak` command: raw TOML to a resolved configuration to one call.
+
+mod inspect;
+mod show;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, Parser, Subcommand};
+use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
+use tiebreak_train::config::{self, Loaded};
+use tiebreak_train::track::LogWriter;
+use tiebreak_train::{Error, Outcome, TrainOptions};
+
+// Fresh pages dominate element-wise work: mimalloc keeps them.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Should the embedding and the output head share one matrix, and what does sharing do?
+#[derive(Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct Cli {
+    /// Log level on stderr: error, warn, info, debug or trace.
+    #[arg(long, global = true, default_value = "info")]
+    log: tracing::Level,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Corpora: list them, fetch one, prepare a run's tokens, look into them.
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Train one run; prints its folder.
+    Train {
+        /// Run configuration.
+        run: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+        #[command(flatten)]
+        out: Out,
+        /// Go on with an unfinished run of the same configuration.
+        #[arg(long)]
+        resume: bool,
+    },
+    /// Train every arm, grid point and seed of a sweep, then compare them. Finished cells are skipped.
+    Sweep {
+        /// Sweep configuration.
+        sweep: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+        #[command(flatten)]
+        out: Out,
+        /// Cells at a time [default: what suits the cores].
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// Print the cells and write nothing.
+        #[arg(long)]
+        dry_run: bool,
+        /// Where cells run.
+        #[arg(long, default_value = "local")]
+        launcher: Launcher,
+    },
+    /// Compare arms over seeds.
+    Compare {
+        /// Runs, sweep folders, or folders above.
+        #[arg(required = true)]
+        dirs: Vec<PathBuf>,
+        /// Arm the others are compared with [default: the sweep's, else tied].
+        #[arg(long)]
+        baseline: Option<String>,
+        /// Tag to compare [default: the sweep's, else eval/ppl].
+        #[arg(long)]
+        metric: Option<String>,
+        /// Allow one arm name with several configurations.
+        #[arg(long)]
+        allow_mixed: bool,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Check or show a run's or sweep's configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Head mode, parameters, FLOPs and memory of a run or configuration.
+    Inspect {
+        /// A run's folder or a run configuration.
+        target: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// What this build can compute on.
+    Devices,
+}
+
+#[derive(Subcommand)]
+enum DataCommand {
+    /// The corpora by name.
+    List,
+    /// Fetch a corpus with its package manager, check it, unpack it into the cache.
+    Fetch {
+        /// Name from `data list`.
+        name: String,
+    },
+    /// Fetch, split and tokenise what a run needs.
+    Prepare {
+        /// Run configuration.
+        run: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+    },
+    /// Documents, tokens, coverage and baselines of a run's data or of a path.
+    Inspect {
+        /// Run configuration (.toml), text or token folder.
+        target: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Say whether a run or sweep file is valid, as strictly as running it would.
+    Check {
+        /// A run or sweep file.
+        file: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+    },
+    /// Every key, its value, and where it came from.
+    Show {
+        /// A run or sweep file.
+        file: PathBuf,
+        #[command(flatten)]
+        set: Sets,
+    },
+}
+
+#[derive(Args)]
+struct Sets {
+    /// Set a key; the value is TOML, else a string.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+#[derive(Args)]
+struct Out {
+    /// Parent folder.
+    #[arg(long, default_value = "runs")]
+    out: PathBuf,
+}
+
+#[derive(Args)]
+struct Json {
+    /// Print one JSON document and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Launcher {
+    /// Child processes on this machine.
+    Local,
+}
+
+/// What a command ends with, as far as it did not fail.
+enum End {
+    Done,
+    Failed,
+    Interrupted,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(cli.log)
+        .with_target(false)
+        .without_time()
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_writer(LogWriter::default)
+        .init();
+    match run(cli.command) {
+        Ok(End::Done) => ExitCode::SUCCESS,
+        Ok(End::Failed) => ExitCode::from(1),
+        Ok(End::Interrupted) => ExitCode::from(130),
+        Err(e) => {
+            let _ = writeln!(std::io::stderr(), "error: {e}");
+            ExitCode::from(match e {
+                Error::Input(_) => 2,
+                Error::Failed(_) => 1,
+            })
+        }
+    }
+}
+
+fn run(command: Command) -> Result<End, Error> {
+    match command {
+        Command::Data(command) => data(command)?,
+        Command::Train { run, set, out, resume } => return train(&run, &set.sets, &out.out, resume),
+        Command::Sweep { sweep, set, out, jobs, dry_run, launcher: Launcher::Local } => {
+            if jobs == Some(0) {
+                return Err(Error::Input("--jobs 0: expected at least 1".into()));
+            }
+            let sweep = Sweep::load(&sweep, &set.sets)?;
+            if dry_run {
+                return print(&sweep.dry_run(&out.out)?).map(|()| End::Done);
+            }
+            let program = std::env::current_exe()
+                .map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
+            return Ok(match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
+                SweepOutcome::Complete => End::Done,
+                SweepOutcome::Failures => End::Failed,
+                SweepOutcome::Interrupted => End::Interrupted,
+            });
+        }
+        Command::Compare { dirs, baseline, metric, allow_mixed, json } => {
+            let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
+            print_either(json.json, &comparison, || comparison.to_text())?;
+        }
+        Command::Config(ConfigCommand::Check { file, set }) => {
+            show::check(&file, &set.sets)?;
+            print(&format!("{}: valid", file.display()))?;
+        }
+        Command::Config(ConfigCommand::Show { file, set }) => print(&show::show(&file, &set.sets)?)?,
+        Command::Inspect { target, set, json } => {
+            let report = inspect::inspect(&target, &set.sets)?;
+            print_either(json.json, &report, || report.to_text())?;
+        }
+        Command::Devices => print(&inspect::devices())?,
+    }
+    Ok(End::Done)
+}
+
+fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {
+    let Loaded { config, .. } = config::load(path, sets)?;
+    let announce = |folder: &Path| _ = print(&folder.display().to_string());
+    let options = TrainOptions { out, resume, stop: stop_on_signals()?, announce: &announce };
+    match tiebreak_train::train(&config, &options)? {
+        Outcome::Complete => Ok(End::Done),
+        Outcome::AlreadyComplete => {
+            tracing::info!("already complete");
+            Ok(End::Done)
+        }
+        Outcome::Interrupted => Ok(End::Interrupted),
+        Outcome::Diverged(reason) => {
+            tracing::error!("diverged: {reason}");
+            Ok(End::Failed)
+        }
+    }
+}
+
+fn data(command: DataCommand) -> Result<(), Error> {
+    match command {
+        DataCommand::List => print(&show::corpora()?),
+        DataCommand::Fetch { name } => print(&show::fetched(&tiebreak_data::fetch(&name)?)),
+        DataCommand::Prepare { run, set } => {
+            let Loaded { config, .. } = config::load(&run, &set.sets)?;
+            let prepared = tiebreak_data::prepare(&config.data)?;
+            tiebreak_data::check_context(&prepared, config.data.context_length)?;
+            print(&show::prepared(&prepared))
+        }
+        DataCommand::Inspect { target, set, json } => {
+            if target.extension().is_some_and(|e| e == "toml") {
+                let Loaded { config, .. } = config::load(&target, &set.sets)?;
+                let report = tiebreak_data::inspect(&config.data)?;
+                print_either(json.json, &report, || report.to_text())
+            } else {
+                let report = tiebreak_data::inspect_path(&target)?;
+                print_either(json.json, &report, || report.to_text())
+            }
+        }
+    }
+}
+
+/// Set when SIGINT or SIGTERM arrives; a second one ends the process at once.
+fn stop_on_signals() -> Result<Arc<AtomicBool>, Error> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .map_err(|e| Error::Failed(format!("signals cannot be caught: {e}")))?;
+    }
+    Ok(stop)
+}
+
+fn print_either<T: serde::Serialize>(json: bool, value: &T, text: impl Fn() -> String) -> Result<(), Error> {
+    if json {
+        let json = serde_json::to_string_pretty(value).map_err(|e| Error::Failed(format!("JSON: {e}")))?;
+        print(&json)
+    } else {
+        print(&text())
+    }
+}
+
+/// Writes to stdout; a reader that went away (`| head`) is no error.
+fn print(text: &str) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{}", text.trim_end_matches('\n')).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::Failed(format!("stdout: {e}"))),
+        _ => Ok(()),
+    }
+}

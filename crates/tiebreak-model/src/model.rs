@@ -1,0 +1,125 @@
+use burn::tensor::{Int, Tensor};
+use serde::Serialize;
+
+use crate::interface::{HeadConfig, HeadMode, ModeKind, Role, Start};
+use crate::trunk::init::Initialiser;
+use crate::trunk::{ModelConfig, Trunk};
+use crate::{Parameter, Placement};
+
+/// A trunk and its token interface.
+pub struct Model {
+    /// x0 to h.
+    pub trunk: Trunk,
+    /// The rule for (E, U).
+    pub interface: Box<dyn HeadMode>,
+}
+
+/// Distinct parameters by place; a shared matrix counts under `embedding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ParameterCount {
+    /// All, each once.
+    pub unique: usize,
+    /// Shared and input side.
+    pub embedding: usize,
+    /// Output side alone.
+    pub head: usize,
+    /// Everything between.
+    pub trunk: usize,
+}
+
+/// An estimate of what training holds, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryLine {
+    /// What.
+    pub name: String,
+    /// How much.
+    pub bytes: usize,
+}
+
+impl Model {
+    /// Draws a model: the trunk's and the tables' values depend on the seed and their path, not on the head mode.
+    pub fn init(
+        model: &ModelConfig,
+        head: &HeadConfig,
+        vocabulary: usize,
+        context: usize,
+        seed: u64,
+        at: &Placement,
+    ) -> Self {
+        let draw = Initialiser { config: model, seed, at };
+        let start = Start {
+            input: draw.table("input_table", vocabulary),
+            output: draw.table("output_table", vocabulary),
+            shape: [vocabulary, model.d_model],
+            at: at.clone(),
+        };
+        Self { trunk: Trunk::init(model, context, seed, at), interface: head.init(start) }
+    }
+
+    /// Every parameter once: the interface's, then the trunk's. Tensors are shared, not copied.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let tables = self.interface.parameters().into_iter().map(|p| p.parameter.clone());
+        tables.chain(self.trunk.parameters()).collect()
+    }
+
+    /// Calls `f` on every parameter, with its role if it belongs to the interface.
+    pub fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter, Option<Role>)) {
+        for table in self.interface.parameters_mut() {
+            f(&mut table.parameter, Some(table.role));
+        }
+        self.trunk.visit(&mut |p| f(p, None));
+    }
+
+    /// Rows of E for ids `[b, t]`: x0 `[b, t, d]`.
+    pub fn lookup(input_vd: &Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let [b, t] = ids_bt.dims();
+        let [_, d] = input_vd.dims();
+        input_vd.clone().select(0, ids_bt.reshape([b * t])).reshape([b, t, d])
+    }
+}
+
+impl ModelConfig {
+    /// Counts distinct parameters for a vocabulary and context, without building anything.
+    pub fn count(&self, mode: ModeKind, vocabulary: usize, context: usize) -> ParameterCount {
+        let (d, table) = (self.d_model, vocabulary * self.d_model);
+        let block = 4 * d * d + (self.mlp.up_width() + 1) * d * self.d_ff + 2 * self.norm.vectors() * d;
+        let learned = (self.position == crate::trunk::position::PositionKind::Learned) as usize * context * d;
+        let trunk = self.n_layers * block + self.norm.vectors() * d + learned;
+        let head = mode.roles().iter().filter(|r| **r == Role::Output).count() * table;
+        let embedding = mode.roles().len() * table - head;
+        ParameterCount { unique: embedding + head + trunk, embedding, head, trunk }
+    }
+
+    /// FLOPs per token of training: 3 times the forward pass (backward counts twice), 2 per multiply-add, matrix
+    /// products only; attention over the whole context, as it is computed; the head's product in every mode.
+    pub fn flops_per_token(&self, vocabulary: usize, context: usize) -> usize {
+        let d = self.d_model;
+        let block = 4 * d * d + (self.mlp.up_width() + 1) * d * self.d_ff + 2 * context * d;
+        3 * 2 * (self.n_layers * block + vocabulary * d)
+    }
+
+    /// The `d_ff`, a multiple of 8, whose parameter count comes nearest to `unique`; `None` if that misses by over 1 %.
+    pub fn d_ff_for(&self, unique: usize, mode: ModeKind, vocabulary: usize, context: usize) -> Option<usize> {
+        let at = |d_ff: usize| ModelConfig { d_ff, ..self.clone() }.count(mode, vocabulary, context).unique;
+        let per_unit = at(1) - at(0);
+        let ideal = unique.checked_sub(at(0))? as f64 / per_unit as f64;
+        let d_ff = ((ideal / 8.0).round() as usize).max(1) * 8;
+        let miss = (at(d_ff) as f64 - unique as f64).abs() / unique as f64;
+        (miss <= 0.01).then_some(d_ff)
+    }
+
+    /// Estimated memory of training in single precision.
+    pub fn memory(&self, count: ParameterCount, vocabulary: usize, tokens: usize, context: usize) -> Vec<MemoryLine> {
+        let d = self.d_model;
+        let saved_per_token =
+            self.n_layers * (14 * d + (2 * self.mlp.up_width() + 2) * self.d_ff + 4 * self.n_heads * context) + 4 * d;
+        let line = |name: &str, floats: usize| MemoryLine { name: name.into(), bytes: 4 * floats };
+        vec![
+            line("parameters", count.unique),
+            line("gradients", count.trunk + 2 * vocabulary * d),
+            line("AdamW moments", 2 * count.unique),
+            line("activations of one micro-batch (estimate)", saved_per_token * tokens),
+            line("head chunk", 3 * crate::head::CHUNK.min(tokens) * vocabulary),
+        ]
+    }
+}

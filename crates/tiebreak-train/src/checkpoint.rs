@@ -1,0 +1,189 @@
+//! Checkpoints: a folder `step-<n>` that is complete or absent, with everything for a bit-exact resume.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+use tiebreak_data::Error;
+use tiebreak_model::Model;
+
+use crate::optim::{AdamW, Moments};
+use crate::tensors;
+use crate::track::Lengths;
+
+const MODEL: &str = "model.safetensors";
+const OPTIMISER: &str = "optimiser.safetensors";
+const STATE: &str = "state.json";
+
+/// Everything of a run that is neither model nor moments. Data order and learning rate follow from the step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Completed optimiser steps.
+    pub step: u64,
+    /// The run's identity.
+    pub identity: String,
+    /// Byte lengths of the two log files up to this step.
+    pub logs: Lengths,
+}
+
+/// Writes `folder/step-<n>` and removes all but the newest `keep`.
+pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep: usize) -> Result<(), Error> {
+    let failed = |path: &Path, e: std::io::Error| Error::Failed(format!("{}: cannot be written: {e}", path.display()));
+    let name = format!("step-{}", state.step);
+    let temporary = folder.join(format!(".tmp-{name}"));
+    remove(&temporary)?;
+    fs::create_dir_all(&temporary).map_err(|e| failed(&temporary, e))?;
+    let parameters = model.parameters();
+    let parameters = parameters.iter().map(|p| (p.path.as_str(), &p.value));
+    let moments: Vec<(String, &Tensor<2>)> = optimiser
+        .moments()
+        .iter()
+        .flat_map(|(path, m)| [(format!("{path}/first"), &m.first), (format!("{path}/second"), &m.second)])
+        .collect();
+    let step = [("step", state.step.to_string()), ("identity", state.identity.clone())];
+    let json = serde_json::to_vec_pretty(state).map_err(|e| Error::Failed(format!("{STATE}: {e}")))?;
+    let files = [
+        (MODEL, tensors::to_bytes(parameters, &step)?),
+        (OPTIMISER, tensors::to_bytes(moments.iter().map(|(n, t)| (n.as_str(), *t)), &step)?),
+        (STATE, json),
+    ];
+    for (file, bytes) in files {
+        let path = temporary.join(file);
+        let write = || {
+            use std::io::Write;
+            let mut out = File::create(&path)?;
+            out.write_all(&bytes)?;
+            out.sync_all()
+        };
+        write().map_err(|e| failed(&path, e))?;
+    }
+    let target = folder.join(&name);
+    remove(&target)?;
+    fs::rename(&temporary, &target).map_err(|e| failed(&target, e))?;
+    sync_folder(folder)?;
+    let steps = list(folder)?;
+    for old in &steps[..steps.len().saturating_sub(keep)] {
+        remove(&folder.join(format!("step-{old}")))?;
+    }
+    Ok(())
+}
+
+/// Steps with a complete checkpoint, ascending.
+pub fn list(folder: &Path) -> Result<Vec<u64>, Error> {
+    let mut steps: Vec<u64> =
+        entries(folder)?.iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// Removes what an interrupted save left.
+pub fn clean(folder: &Path) -> Result<(), Error> {
+    entries(folder)?.iter().filter(|name| name.starts_with(".tmp-")).try_for_each(|name| remove(&folder.join(name)))
+}
+
+/// Loads `folder/step-<step>` into a model of the same configuration; refuses any missing, extra or misshapen tensor.
+pub fn load(
+    folder: &Path,
+    step: u64,
+    identity: &str,
+    model: &mut Model,
+    optimiser: &mut AdamW,
+    device: &Device,
+) -> Result<State, Error> {
+    let path = folder.join(format!("step-{step}"));
+    let state = read_state(&path)?;
+    if state.identity != identity || state.step != step {
+        return Err(Error::Input(format!(
+            "{}: belongs to step {} of run {:.8}, not to step {step} of run {identity:.8}: choose another --out",
+            path.display(),
+            state.step,
+            state.identity
+        )));
+    }
+    load_model(&path, model, device)?;
+    let file = path.join(OPTIMISER);
+    let mut stored = tensors::read(&file, device)?;
+    let mut moments = BTreeMap::new();
+    for parameter in model.parameters() {
+        let mut take = |which: &str| take(&file, &mut stored, &format!("{}/{which}", parameter.path), &parameter.value);
+        moments.insert(parameter.path.clone(), Moments { first: take("first")?, second: take("second")? });
+    }
+    refuse_rest(&file, &stored)?;
+    optimiser.restore(moments);
+    Ok(state)
+}
+
+/// Loads the parameters of the checkpoint folder `path` into a model of the same configuration.
+pub fn load_model(path: &Path, model: &mut Model, device: &Device) -> Result<(), Error> {
+    let file = path.join(MODEL);
+    let mut stored = tensors::read(&file, device)?;
+    let mut result = Ok(());
+    model.visit(&mut |parameter, _| match take(&file, &mut stored, &parameter.path, &parameter.value) {
+        Ok(value) => parameter.value = value,
+        Err(e) => result = Err(e),
+    });
+    result?;
+    refuse_rest(&file, &stored)
+}
+
+fn read_state(path: &Path) -> Result<State, Error> {
+    let file = path.join(STATE);
+    let bad = |e: String| {
+        Error::Failed(format!("{}: {e}; remove {} to fall back on an earlier one", file.display(), path.display()))
+    };
+    let bytes = fs::read(&file).map_err(|e| bad(e.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))
+}
+
+fn take(
+    file: &Path,
+    stored: &mut BTreeMap<String, Tensor<2>>,
+    path: &str,
+    like: &Tensor<2>,
+) -> Result<Tensor<2>, Error> {
+    let tensor = stored
+        .remove(path)
+        .ok_or_else(|| Error::Failed(format!("{}: {path} is missing: not a checkpoint of this model", file.display())))?;
+    if tensor.dims() != like.dims() {
+        return Err(Error::Failed(format!(
+            "{}: {path} has shape {:?}, this model needs {:?}",
+            file.display(),
+            tensor.dims(),
+            like.dims()
+        )));
+    }
+    Ok(tensor)
+}
+
+fn refuse_rest(file: &Path, stored: &BTreeMap<String, Tensor<2>>) -> Result<(), Error> {
+    match stored.keys().next() {
+        None => Ok(()),
+        Some(path) => Err(Error::Failed(format!("{}: {path} is no parameter of this model", file.display()))),
+    }
+}
+
+fn entries(folder: &Path) -> Result<Vec<String>, Error> {
+    let failed = |e: std::io::Error| Error::Failed(format!("{}: cannot be listed: {e}", folder.display()));
+    match fs::read_dir(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(vec![]),
+        Err(e) => Err(failed(e)),
+        Ok(read) => read.map(|e| e.map(|e| e.file_name().to_string_lossy().into_owned()).map_err(failed)).collect(),
+    }
+}
+
+fn remove(path: &PathBuf) -> Result<(), Error> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::Failed(format!("{}: cannot be removed: {e}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn sync_folder(folder: &Path) -> Result<(), Error> {
+    let sync = File::open(folder).and_then(|f| f.sync_all());
+    sync.map_err(|e| Error::Failed(format!("{}: cannot be synced: {e}", folder.display())))
+}

@@ -1,0 +1,191 @@
+//! From a TOML file and `--set` to a checked configuration, with the origin of every key.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tiebreak_data::Error;
+use toml::{Table, Value};
+
+use super::RunConfig;
+
+/// Where a key's value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// Built in.
+    Default,
+    /// The file.
+    File,
+    /// `--set`, or an arm's `set`.
+    Set,
+}
+
+/// A resolved configuration and the origin of each dotted key (a key that is absent has its default).
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Resolved and valid.
+    pub config: RunConfig,
+    /// Keys that were given.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+/// Reads a run's TOML file and applies `sets` (`key=value` each).
+pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, Error> {
+    let file = read_table(path)?;
+    let mut given = Table::new();
+    for set in sets {
+        let (key, value) = parse_set(set)?;
+        insert(&mut given, &key, value)?;
+    }
+    let folder = folder_of(path);
+    resolve(&path.display().to_string(), &[(&file, Origin::File, &folder), (&given, Origin::Set, Path::new("."))])
+}
+
+/// The folder that relative paths in `path` start from.
+pub(crate) fn folder_of(path: &Path) -> PathBuf {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+}
+
+/// Reads a TOML file as a table.
+pub fn read_table(path: &Path) -> Result<Table, Error> {
+    let name = path.display();
+    let bytes = std::fs::read(path)
+        .map_err(|e| Error::Input(format!("{name}: cannot be read ({e}); give the path of a TOML file")))?;
+    let text = String::from_utf8(bytes).map_err(|e| {
+        Error::Input(format!("{name}: byte {} is not UTF-8; TOML files are UTF-8 text", e.utf8_error().valid_up_to()))
+    })?;
+    text.parse::<Table>().map_err(|e| Error::Input(format!("{name}: {}", e.to_string().trim_end())))
+}
+
+/// Splits `key=value`; the value is TOML if it parses as such, else a string.
+pub fn parse_set(text: &str) -> Result<(String, Value), Error> {
+    let (key, value) = text.split_once('=').ok_or_else(|| {
+        Error::Input(format!("--set {text:?}: expected key=value, for example --set optim.lr=0.001"))
+    })?;
+    let value = value.trim();
+    let parsed = format!("x = {value}").parse::<Table>().ok().filter(|t| t.len() == 1).and_then(|mut t| t.remove("x"));
+    Ok((key.trim().into(), parsed.unwrap_or_else(|| Value::String(value.into()))))
+}
+
+/// Puts a value at a dotted key, making the sections on the way.
+pub fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Error> {
+    let (section, rest) = match key.split_once('.') {
+        None if key.is_empty() => return Err(Error::Input("an empty key: expected a name such as optim.lr".into())),
+        None => {
+            table.insert(key.into(), value);
+            return Ok(());
+        }
+        Some(parts) => parts,
+    };
+    match table.entry(section.to_owned()).or_insert_with(|| Value::Table(Table::new())) {
+        Value::Table(inner) => insert(inner, rest, value),
+        other => Err(Error::Input(format!("{key}: {section} is {}, not a section", other.type_str()))),
+    }
+}
+
+/// Merges layers, later over earlier, and checks the result. Each layer has the folder its relative paths start from.
+pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loaded, Error> {
+    let known = match Value::try_from(RunConfig::default()) {
+        Ok(Value::Table(table)) => flatten(&table),
+        other => return Err(Error::Failed(format!("the default configuration does not serialise: {other:?}"))),
+    };
+    let (mut merged, mut origins) = (Table::new(), BTreeMap::new());
+    for (table, origin, folder) in layers {
+        for (key, mut value) in flatten(table) {
+            check_key(source, &key, &value, &known)?;
+            if key.ends_with('.') {
+                continue;
+            }
+            absolute_paths(&key, &mut value, folder);
+            // Whole numbers stand for floats where a float is meant (`lr = 1`).
+            if let (Value::Integer(i), Some(Value::Float(_))) = (&value, known.get(&key)) {
+                value = Value::Float(*i as f64);
+            }
+            insert(&mut merged, &key, value)?;
+            origins.insert(key, *origin);
+        }
+    }
+    let mut config: RunConfig = serde_path_to_error::deserialize(Value::Table(merged)).map_err(|e| {
+        let key = e.path().to_string();
+        Error::Input(format!("{source}: {key}: {}", e.into_inner().to_string().trim_end()))
+    })?;
+    config.resolve().map_err(|e| match e {
+        Error::Input(text) => Error::Input(format!("{source}: {text}")),
+        other => other,
+    })?;
+    Ok(Loaded { config, origins })
+}
+
+/// Dotted keys of a table; arrays are leaves.
+pub fn flatten(table: &Table) -> BTreeMap<String, Value> {
+    let mut flat = BTreeMap::new();
+    for (key, value) in table {
+        match value {
+            Value::Table(inner) if !inner.is_empty() => {
+                flat.extend(flatten(inner).into_iter().map(|(rest, v)| (format!("{key}.{rest}"), v)));
+            }
+            // An empty section says nothing, but its name is still checked.
+            Value::Table(_) => _ = flat.insert(format!("{key}."), Value::Boolean(true)),
+            leaf => _ = flat.insert(key.clone(), leaf.clone()),
+        }
+    }
+    flat
+}
+
+fn check_key(source: &str, key: &str, value: &Value, known: &BTreeMap<String, Value>) -> Result<(), Error> {
+    if known.contains_key(key) {
+        return Ok(());
+    }
+    let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let is_section = |s: &str| known.keys().any(|k| k.strip_prefix(s).is_some_and(|rest| rest.starts_with('.')));
+    if is_section(key) {
+        return Err(Error::Input(format!("{source}: {key} = {value}: {key} is a section, write [{key}] with keys below it")));
+    }
+    let top = key.split('.').next().unwrap_or(key);
+    if !section.is_empty() && !is_section(top) {
+        if known.contains_key(top) {
+            return Err(Error::Input(format!("{source}: {key}: {top} is a key, not a section")));
+        }
+        let sections: std::collections::BTreeSet<&str> = known.keys().filter_map(|k| Some(k.split_once('.')?.0)).collect();
+        let near = nearest(top, sections.iter().copied()).unwrap_or("train");
+        return Err(Error::Input(format!("{source}: unknown section [{top}]; did you mean [{near}]?")));
+    }
+    if name.is_empty() {
+        return Ok(());
+    }
+    let place = if section.is_empty() { "at the top level".into() } else { format!("in [{section}]") };
+    // The same name in another section is the likeliest meaning, then the nearest spelling.
+    let elsewhere = known.keys().find(|k| k.rsplit_once('.').map_or(k.as_str(), |(_, n)| n) == name);
+    let hint = elsewhere.map(String::as_str).or_else(|| {
+        let same_section = known.keys().filter(|k| k.rsplit_once('.').map_or("", |(s, _)| s) == section);
+        nearest(key, same_section.map(String::as_str)).or_else(|| nearest(key, known.keys().map(String::as_str)))
+    });
+    let hint = hint.map(|k| format!("; did you mean {k}?")).unwrap_or_default();
+    Err(Error::Input(format!("{source}: unknown key {name} {place}{hint}")))
+}
+
+/// The candidate nearest to `word`, if any is near enough to be meant.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = candidates.map(|c| (strsim::normalized_damerau_levenshtein(word, c), c));
+    scored.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.4).map(|(_, c)| c)
+}
+
+fn absolute_paths(key: &str, value: &mut Value, folder: &Path) {
+    // A corpus or tokenizer that is no known name is a path relative to the file that names it.
+    let Value::String(text) = value else { return };
+    let mut data = tiebreak_data::DataConfig::default();
+    let field = match key {
+        "data.corpus" => &mut data.corpus,
+        "data.fallback" if !text.is_empty() => &mut data.fallback,
+        "data.tokenizer" => &mut data.tokenizer,
+        _ => return,
+    };
+    field.clone_from(text);
+    data.resolve_paths(folder);
+    *text = match key {
+        "data.corpus" => data.corpus,
+        "data.fallback" => data.fallback,
+        _ => data.tokenizer,
+    };
+}

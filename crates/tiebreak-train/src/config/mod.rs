@@ -1,0 +1,296 @@
+//! Run configuration: what a TOML file and `--set` say ([`load`]) becomes one resolved, valid [`RunConfig`].
+
+mod identity;
+mod load;
+
+pub use identity::{FORMAT, identity, numeric_keys, run_folder_name};
+pub use load::{Loaded, Origin, flatten, insert, load, nearest, parse_set, read_table, resolve};
+
+use serde::{Deserialize, Serialize};
+use tiebreak_data::{DataConfig, Error};
+use tiebreak_model::ModelConfig;
+use tiebreak_model::interface::{HeadConfig, Role};
+
+use crate::device::DeviceSpec;
+use crate::intervene::InterveneConfig;
+
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+pub(crate) use section;
+
+section! {
+    /// One run.
+    RunConfig {
+        /// Arm name.
+        name: String = "tied".into(),
+        /// Split by name into streams for initial values and data order.
+        seed: u64 = 0,
+        /// Where tensors live: see [`DeviceSpec`].
+        device: String = "auto".into(),
+        /// CPU threads; 0 means all cores.
+        threads: usize = 0,
+        /// Text, tokenizer, context.
+        data: DataConfig = DataConfig::default(),
+        /// The trunk.
+        model: ModelConfig = ModelConfig::default(),
+        /// The token interface.
+        head: HeadConfig = HeadConfig::default(),
+        /// What is done to the two sides' gradients.
+        intervene: InterveneConfig = InterveneConfig::default(),
+        /// AdamW and the clip.
+        optim: OptimConfig = OptimConfig::default(),
+        /// Learning rate over steps.
+        schedule: ScheduleConfig = ScheduleConfig::default(),
+        /// Steps and batches.
+        train: TrainConfig = TrainConfig::default(),
+        /// Validation.
+        eval: EvalConfig = EvalConfig::default(),
+        /// What is logged and kept, and how often.
+        log: LogConfig = LogConfig::default(),
+        /// Probes while training.
+        probe: ProbeConfig = ProbeConfig::default(),
+        /// Lenses after training.
+        lens: LensConfig = LensConfig::default(),
+        /// Checkpoints.
+        checkpoint: CheckpointConfig = CheckpointConfig::default(),
+    }
+}
+
+section! {
+    /// `[optim]`: AdamW (PyTorch's formula) and the global clip.
+    OptimConfig {
+        /// Peak learning rate.
+        lr: f64 = 3e-3,
+        /// Decay rates of the two moments.
+        betas: [f64; 2] = [0.9, 0.95],
+        /// Added to the root of the second moment; with 0 an element whose second moment is 0 does not move.
+        eps: f64 = 1e-8,
+        /// Decoupled decay of matrices; gains and biases never decay.
+        weight_decay: f64 = 0.1,
+        /// Whether the interface's tables decay too.
+        decay_embeddings: bool = true,
+        /// Largest global gradient norm over distinct parameters; 0 switches the clip off.
+        clip_norm: f64 = 1.0,
+        /// Factor on the learning rate of parameters of role shared, input and output.
+        table_lr_scale: f64 = 1.0,
+        /// Further factor for role input; refused where the mode has none.
+        input_lr_scale: f64 = 1.0,
+        /// Further factor for role output; refused where the mode has none.
+        output_lr_scale: f64 = 1.0,
+    }
+}
+
+/// Shape of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Half a cosine down to the last step.
+    Cosine,
+    /// A straight line down to the last step.
+    Linear,
+    /// The peak throughout.
+    Constant,
+}
+
+section! {
+    /// `[schedule]`: see [`crate::schedule::learning_rate`].
+    ScheduleConfig {
+        /// Shape after the warm-up.
+        kind: ScheduleKind = ScheduleKind::Cosine,
+        /// Updates in the warm-up.
+        warmup_steps: u64 = 100,
+        /// r: the warm-up starts from r lr.
+        warmup_start_ratio: f64 = 0.1,
+        /// The last update uses this part of lr.
+        min_lr_ratio: f64 = 0.1,
+    }
+}
+
+/// Arithmetic of the training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// Single precision throughout.
+    F32,
+}
+
+section! {
+    /// `[train]`.
+    TrainConfig {
+        /// Optimiser steps.
+        steps: u64 = 1000,
+        /// Sequences per optimiser step.
+        batch_size: usize = 32,
+        /// Sequences per forward pass; 0 means `batch_size`; divides it.
+        micro_batch_size: usize = 0,
+        /// Arithmetic.
+        precision: Precision = Precision::F32,
+    }
+}
+
+section! {
+    /// `[eval]`: on the validation split.
+    EvalConfig {
+        /// Steps between evaluations; 0: only at step 0 and the last.
+        every: u64 = 100,
+        /// At most this many tokens, in whole windows spread evenly; 0 means all.
+        tokens: usize = 200_000,
+    }
+}
+
+section! {
+    /// `[log]`.
+    LogConfig {
+        /// Steps between train/ scalars.
+        every: u64 = 1,
+        /// Steps between grad/ scalars.
+        provenance_every: u64 = 1,
+        /// Steps between histograms of row norms in TensorBoard; 0: none.
+        histograms_every: u64 = 0,
+        /// Steps at which E and U are kept for good, beside 0 and the last.
+        tables_at: Vec<u64> = vec![0, 10, 30, 100, 300, 1000],
+    }
+}
+
+section! {
+    /// `[probe]`: refused unless off, until a build has probes.
+    ProbeConfig {
+        /// Steps between probes; 0: none.
+        every: u64 = 0,
+        /// Run folders of other seeds to align with.
+        reference: Vec<String> = vec![],
+        /// Row permutations behind each null.
+        permutations: usize = 20,
+    }
+}
+
+section! {
+    /// `[lens]`: refused unless off, until a build has lenses.
+    LensConfig {
+        /// Train a tuned lens after the model.
+        after_training: bool = false,
+        /// How.
+        recipe: String = "converged".into(),
+        /// Training tokens; 0: until the stopping rule.
+        train_tokens: usize = 0,
+        /// Held-out tokens.
+        eval_tokens: usize = 50_000,
+    }
+}
+
+section! {
+    /// `[checkpoint]`.
+    CheckpointConfig {
+        /// Steps between checkpoints; 0: only at the last.
+        every: u64 = 500,
+        /// How many to keep.
+        keep: usize = 2,
+    }
+}
+
+impl RunConfig {
+    /// Fills derived values in and refuses what cannot run; errors name the key.
+    pub fn resolve(&mut self) -> Result<(), Error> {
+        self.validate()?;
+        self.model.resolve();
+        if self.train.micro_batch_size == 0 {
+            self.train.micro_batch_size = self.train.batch_size;
+        }
+        Ok(())
+    }
+
+    fn validate(&self) -> Result<(), Error> {
+        let fail = |text: String| Err(Error::Input(text));
+        if self.name.is_empty() || self.name.len() > 150 || self.name.chars().any(|c| c.is_control() || "/\\".contains(c)) {
+            return fail(format!(
+                "name = {:?}: expected 1 to 150 characters without slashes or control characters",
+                self.name
+            ));
+        }
+        if self.seed > i64::MAX as u64 {
+            return fail(format!("seed = {}: expected at most {}", self.seed, i64::MAX));
+        }
+        if self.threads > 4096 {
+            return fail(format!("threads = {}: expected at most 4096 (0 means all cores)", self.threads));
+        }
+        self.device.parse::<DeviceSpec>()?;
+        self.data.validate()?;
+        self.model.validate().map_err(|e| Error::Input(e.0))?;
+        self.intervene.validate()?;
+        let (o, s, t) = (&self.optim, &self.schedule, &self.train);
+        let ranges = [
+            ("optim.lr", o.lr, 0.0, 1e3),
+            ("optim.betas[0]", o.betas[0], 0.0, 1.0 - 1e-12),
+            ("optim.betas[1]", o.betas[1], 0.0, 1.0 - 1e-12),
+            ("optim.eps", o.eps, 0.0, 1e3),
+            ("optim.weight_decay", o.weight_decay, 0.0, 1e3),
+            ("optim.clip_norm", o.clip_norm, 0.0, 1e12),
+            ("optim.table_lr_scale", o.table_lr_scale, 0.0, 1e6),
+            ("optim.input_lr_scale", o.input_lr_scale, 0.0, 1e6),
+            ("optim.output_lr_scale", o.output_lr_scale, 0.0, 1e6),
+            ("schedule.warmup_start_ratio", s.warmup_start_ratio, 0.0, 1.0),
+            ("schedule.min_lr_ratio", s.min_lr_ratio, 0.0, 1.0),
+        ];
+        for (key, value, low, high) in ranges {
+            if !(low..=high).contains(&value) {
+                return fail(format!("{key} = {value}: expected a number from {low} to {high}"));
+            }
+        }
+        for (key, scale, role) in [
+            ("input_lr_scale", o.input_lr_scale, Role::Input),
+            ("output_lr_scale", o.output_lr_scale, Role::Output),
+        ] {
+            if scale != 1.0 && !self.head.mode.roles().contains(&role) {
+                return fail(format!(
+                    "optim.{key} = {scale}, but head.mode = \"{}\" has no parameter of that side alone: remove the key, \
+                     use optim.table_lr_scale, or choose a mode such as \"untied\"",
+                    mode_name(self.head.mode)
+                ));
+            }
+        }
+        let positive = [
+            ("train.steps", t.steps, 1 << 40),
+            ("train.batch_size", t.batch_size as u64, 1 << 24),
+            ("log.every", self.log.every, 1 << 40),
+            ("log.provenance_every", self.log.provenance_every, 1 << 40),
+            ("checkpoint.keep", self.checkpoint.keep as u64, 1 << 20),
+        ];
+        for (key, value, most) in positive {
+            if value == 0 || value > most {
+                return fail(format!("{key} = {value}: expected 1 to {most}"));
+            }
+        }
+        if t.micro_batch_size > 0 && !t.batch_size.is_multiple_of(t.micro_batch_size) {
+            return fail(format!(
+                "train.micro_batch_size = {} does not divide train.batch_size = {}",
+                t.micro_batch_size, t.batch_size
+            ));
+        }
+        if self.probe.every > 0 || !self.probe.reference.is_empty() {
+            return fail("probe.every and probe.reference: this build has no probes; leave the keys out".into());
+        }
+        if self.lens.after_training {
+            return fail("lens.after_training: this build has no lenses; leave the key out".into());
+        }
+        Ok(())
+    }
+}
+
+/// A mode's name as in TOML.
+pub fn mode_name(mode: tiebreak_model::interface::ModeKind) -> String {
+    match serde_json::to_value(mode) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => format!("{mode:?}"),
+    }
+}

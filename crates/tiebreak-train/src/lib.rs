@@ -1,0 +1,19 @@
+//! Training: the step that keeps the two sides of the token interface apart, optimiser, interventions, checkpoints and
+//! trackers.
+
+pub mod checkpoint;
+pub mod config;
+pub mod device;
+pub mod evaluate;
+pub mod folder;
+pub mod intervene;
+pub mod optim;
+pub mod provenance;
+mod run;
+pub mod schedule;
+pub mod step;
+pub mod tensors;
+pub mod track;
+
+pub use run::{Outcome, TrainOptions, train};
+pub use tiebreak_data::Error;

@@ -1,0 +1,74 @@
+//! What each side gives to the table: the grad/ scalars.
+
+use burn::tensor::Tensor;
+use tiebreak_model::interface::Sides;
+
+use crate::intervene::Factors;
+use crate::step::{read, squares};
+use crate::track::Tag;
+
+/// Sums over the V x d gradients of one step, before scale and clip.
+#[derive(Clone, Debug)]
+pub struct Provenance {
+    /// |G_in\[v\]|^2 per row.
+    pub input_rows: Vec<f64>,
+    /// |G_out\[v\]|^2 per row.
+    pub output_rows: Vec<f64>,
+    /// <G_in, G_out>.
+    dot: f64,
+    /// Squared norms of the parts that reach shared parameters, if there are any.
+    shared: Option<(f64, f64)>,
+    /// Squared norms of dL/dx0 and G_out of the last micro-batch.
+    authors: (f64, f64),
+    factors: Factors,
+}
+
+impl Provenance {
+    /// Measures one step. `shared` holds the pulled-back sides of shared parameters.
+    pub fn measure(
+        input_vd: &Tensor<2>,
+        output_vd: &Tensor<2>,
+        shared: &[Sides],
+        last: (Tensor<2>, Tensor<2>),
+        factors: Factors,
+    ) -> Self {
+        let row_sums = |a: &Tensor<2>, b: &Tensor<2>| a.clone().mul(b.clone()).sum_dim(1);
+        let rows = vec![row_sums(input_vd, input_vd), row_sums(output_vd, output_vd), row_sums(input_vd, output_vd)];
+        let mut rows = read(rows).into_iter();
+        let mut next = || rows.next().unwrap_or_default();
+        let (input_rows, output_rows, dot) = (next(), next(), next().iter().sum());
+        let total = |side: fn(&Sides) -> &Option<Tensor<2>>| {
+            squares(shared.iter().filter_map(|s| side(s).as_ref())).iter().sum::<f64>()
+        };
+        let shared = (!shared.is_empty()).then(|| (total(|s| &s.input), total(|s| &s.output)));
+        let authors = squares([&last.0, &last.1].into_iter());
+        Self { input_rows, output_rows, dot, shared, authors: (authors[0], authors[1]), factors }
+    }
+
+    /// The tags of the step. Ratios whose denominator is 0 are left out.
+    pub fn scalars(&self) -> Vec<(Tag, f64)> {
+        let (a, b, c) = (self.input_rows.iter().sum::<f64>(), self.output_rows.iter().sum::<f64>(), self.dot);
+        let (input, output) = (a.sqrt(), b.sqrt());
+        let (si, so) = (self.factors.input, self.factors.output);
+        let whole = si * si * a + 2.0 * si * so * c + so * so * b;
+        let (authors_input, authors_output) = (self.authors.0.sqrt(), self.authors.1.sqrt());
+        let mut tags: Vec<(Tag, f64)> = vec![
+            ("grad/input_norm".into(), input),
+            ("grad/output_norm".into(), output),
+            ("grad/output_over_input".into(), output / input),
+            ("grad/output_share".into(), output / (input + output)),
+            ("grad/cosine".into(), c / (input * output)),
+            ("grad/input_signed_share".into(), (si * si * a + si * so * c) / whole),
+            ("grad/output_signed_share".into(), (so * so * b + si * so * c) / whole),
+            ("grad/authors/input_norm".into(), authors_input),
+            ("grad/authors/output_norm".into(), authors_output),
+            ("grad/authors/output_over_input".into(), authors_output / authors_input),
+        ];
+        if let Some((input, output)) = self.shared {
+            tags.push(("grad/shared_input_norm".into(), input.sqrt()));
+            tags.push(("grad/shared_output_norm".into(), output.sqrt()));
+        }
+        tags.retain(|(_, value)| value.is_finite());
+        tags
+    }
+}

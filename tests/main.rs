@@ -1,0 +1,3 @@
+//! One integration binary: each module is a kind of promise that crosses crates.
+
+mod golden;
