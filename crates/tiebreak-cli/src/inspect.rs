@@ -37,7 +37,7 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
         target.to_path_buf()
     };
     let config = config::load(&path, sets)?.config;
-    let vocabulary = config.data.vocabulary()?;
+    let vocabulary = tiebreak_sweep::vocabulary(&config.data)?;
     Ok(report(&config, vocabulary))
 }
 

@@ -269,17 +269,16 @@ fn data(command: DataCommand) -> Result<(), Error> {
         DataCommand::Prepare { run, set } => {
             let Loaded { config, .. } = config::load(&run, &set.sets)?;
             let prepared = tiebreak_data::prepare(&config.data)?;
-            tiebreak_data::check_context(&prepared, config.data.context_length)?;
-            print(&show::prepared(&prepared))
+            print(&show::prepared(&prepared.info))
         }
         DataCommand::Inspect { target, set, json } => {
             if target.extension().is_some_and(|e| e == "toml") {
                 let Loaded { config, .. } = config::load(&target, &set.sets)?;
                 let report = tiebreak_data::inspect(&config.data)?;
-                print_either(json.json, &report, || report.to_text())
+                print_either(json.json, &report, || show::data(&report))
             } else {
                 let report = tiebreak_data::inspect_path(&target)?;
-                print_either(json.json, &report, || report.to_text())
+                print_either(json.json, &report, || show::path(&report))
             }
         }
     }

@@ -3,8 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use comfy_table::{Table, presets};
-use tiebreak_data::{FetchReport, Prepared};
+use tiebreak_data::{DataInfo, FetchReport, InspectReport, PathReport};
 use tiebreak_sweep::Sweep;
 use tiebreak_train::Error;
 use tiebreak_train::config::{self, Loaded, Origin, flatten, read_table};
@@ -54,33 +53,84 @@ pub fn show(file: &Path, sets: &[String]) -> Result<String, Error> {
 
 /// The known corpora.
 pub fn corpora() -> Result<String, Error> {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["name", "title", "licence", "from", "fetched"]);
+    let mut text = String::new();
     for c in tiebreak_data::corpora()? {
-        table.add_row([c.name, c.title, c.licence, c.packages.join(", "), if c.fetched { "yes" } else { "no" }.into()]);
+        let state = if c.available { "ready" } else { "to fetch" };
+        let _ = writeln!(text, "{:<10} {state:<9} {} ({}; {})", c.name, c.title, c.licence, c.packages.join(", "));
     }
-    Ok(table.to_string())
+    Ok(text)
 }
 
 /// What a fetch brought.
 pub fn fetched(report: &FetchReport) -> String {
-    let lines = report.packages.iter().map(|p| format!("{}: {}\n", p.name, p.path.display()));
-    lines.collect()
+    if report.packages.is_empty() {
+        return format!("{}: built in, nothing to fetch", report.corpus);
+    }
+    let line = |p: &tiebreak_data::FetchedPackage| {
+        let before = if p.already_there { " (was there)" } else { "" };
+        format!("{}: {}{before}\n", p.package, p.folder.display())
+    };
+    report.packages.iter().map(line).collect()
 }
 
 /// What was prepared.
-pub fn prepared(prepared: &Prepared) -> String {
-    let info = &prepared.info;
-    let mut text = format!("corpus      {}\nvocabulary  {}\n", info.corpus, info.vocabulary);
+pub fn prepared(info: &DataInfo) -> String {
+    let mut text = format!("corpus      {}\n", info.corpus);
+    if let Some(reason) = &info.fallback_reason {
+        let _ = writeln!(text, "FALLBACK    {reason}");
+    }
+    let _ = writeln!(text, "tokenizer   {} ({} ids)", info.tokenizer, info.vocabulary);
     for (name, split) in [("train", &info.train), ("validation", &info.validation)] {
+        let per_token = split.bytes as f64 / split.tokens.max(1) as f64;
         let _ = writeln!(
             text,
-            "{name:<11} {} documents, {} bytes, {} tokens",
+            "{name:<11} {} documents, {} bytes, {} tokens, {per_token:.2} bytes per token",
             split.documents, split.bytes, split.tokens
         );
     }
+    let _ = writeln!(
+        text,
+        "duplicates  {} exact, {} near ones across the split",
+        info.exact_duplicates, info.near_duplicates_across_split
+    );
     for warning in &info.warnings {
-        let _ = writeln!(text, "warning: {warning}");
+        let _ = writeln!(text, "warning     {warning}");
     }
     text
+}
+
+/// `data inspect` of a configuration.
+pub fn data(report: &InspectReport) -> String {
+    let (c, b) = (&report.coverage, &report.baselines);
+    format!(
+        "{}windows     {} per epoch\ncoverage    {} ids seen in training ({:.1} %), {} validation tokens unseen ({:.3} %)\n\
+         baselines   unigram perplexity {:.2}, interpolated bigram {:.2} (validation, {} targets)\n",
+        prepared(&report.info),
+        report.train_windows,
+        c.ids_seen_in_train,
+        100.0 * c.share_seen_in_train,
+        c.validation_tokens_unseen,
+        100.0 * c.share_of_validation_unseen,
+        b.unigram_ppl,
+        b.bigram_ppl,
+        b.targets
+    )
+}
+
+/// `data inspect` of a path.
+pub fn path(report: &PathReport) -> String {
+    match report {
+        PathReport::Text { documents, bytes, words, exact_duplicates, empty } => format!(
+            "text: {documents} documents ({empty} empty, {exact_duplicates} exact duplicates), {bytes} bytes, {words} words"
+        ),
+        PathReport::Shards { shards } => {
+            let line = |s: &tiebreak_data::ShardReport| {
+                format!(
+                    "{}: {} tokens, {} of {} ids seen, {} documents, {} bytes, corpus {:.12}, tokenizer {:.12}\n",
+                    s.file, s.tokens, s.ids_seen, s.vocabulary, s.documents, s.bytes, s.corpus_hash, s.tokenizer_hash
+                )
+            };
+            shards.iter().map(line).collect()
+        }
+    }
 }

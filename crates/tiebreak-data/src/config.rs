@@ -128,14 +128,14 @@ impl DataConfig {
         if !self.fallback.is_empty() {
             corpus::check_exists("data.fallback", &self.fallback)?;
         }
-        if let TokenizerSpec::File(path) = TokenizerSpec::parse(&self.tokenizer)? {
-            if !path.is_file() {
-                let hint = nearest(&name_of(&self.tokenizer), ["gpt2", "bytes", "bpe:3144"].map(String::from));
-                return Err(Error::Input(format!(
-                    "data.tokenizer = \"{}\": no such file{hint}; expected gpt2, bytes, bpe:N or a path to a tokenizer.json",
-                    self.tokenizer
-                )));
-            }
+        if let TokenizerSpec::File(path) = TokenizerSpec::parse(&self.tokenizer)?
+            && !path.is_file()
+        {
+            let hint = nearest(&name_of(&self.tokenizer), ["gpt2", "bytes", "bpe:3144"].map(String::from));
+            return Err(Error::Input(format!(
+                "data.tokenizer = \"{}\": no such file{hint}; expected gpt2, bytes, bpe:N or a path to a tokenizer.json",
+                self.tokenizer
+            )));
         }
         Ok(())
     }

@@ -177,8 +177,8 @@ mod tests {
         assert_eq!(report.info.near_duplicates_across_split, 0);
         let Baselines { unigram_ppl, bigram_ppl, .. } = report.baselines;
         assert!(bigram_ppl < 0.5 * unigram_ppl, "{report:?}");
-        let folder = std::fs::read_dir(dir.path().join("shards")).unwrap().flatten().map(|e| e.path());
-        let folder = folder.filter(|p| p.is_dir()).next().unwrap();
+        let mut folder = std::fs::read_dir(dir.path().join("shards")).unwrap().flatten().map(|e| e.path());
+        let folder = folder.find(|p| p.is_dir()).unwrap();
         let PathReport::Shards { shards } = inspect_path(&folder).unwrap() else { panic!() };
         assert_eq!(
             shards.iter().map(|s| s.tokens as u64).sum::<u64>(),

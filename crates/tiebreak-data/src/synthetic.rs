@@ -111,9 +111,13 @@ impl Coiner {
     }
 
     fn words(&mut self, n: usize, shortest: u64, longest: u64) -> Vec<String> {
-        // Frequent words, which come first, are short.
-        let span = longest - shortest + 1;
-        (0..n).map(|i| self.word(shortest + (span * i as u64 / n as u64).min(span - 1))).collect()
+        // Frequent words, which come first, are short. (There are 840 words of one syllable: no kind may ask for many.)
+        let syllables = |i: usize| match i {
+            _ if i < n / 10 => shortest,
+            _ if i < n / 2 => (shortest + 1).min(longest),
+            _ => longest,
+        };
+        (0..n).map(|i| self.word(syllables(i))).collect()
     }
 }
 
@@ -324,7 +328,7 @@ mod tests {
         let documents = synthetic_documents();
         let texts: Vec<&str> = documents.iter().map(|d| d.text.as_str()).collect();
         let text = texts.concat();
-        assert_eq!(sha256_hex(text.as_bytes()), "PIN");
+        assert_eq!(sha256_hex(text.as_bytes()), "6f04b65243e20fdf02650287fc5c63909340f7c666ea20727c2eeecc30a122c0");
         assert!((2_000_000..2_020_000).contains(&text.len()));
         assert!(documents.len() >= 200, "{}", documents.len());
 

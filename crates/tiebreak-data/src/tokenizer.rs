@@ -205,10 +205,10 @@ impl Tokenizer {
 
     /// The text that `ids` stand for; bytes that are no UTF-8 become U+FFFD, and end-of-text nothing.
     pub fn decode(&self, ids: &[u32]) -> String {
-        if let Kind::File(file) = &self.kind {
-            if !file.byte_level {
-                return file.inner.decode(ids, true).unwrap_or_default();
-            }
+        if let Kind::File(file) = &self.kind
+            && !file.byte_level
+        {
+            return file.inner.decode(ids, true).unwrap_or_default();
         }
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -314,7 +314,7 @@ mod tests {
         backwards.reverse();
         assert_eq!(one.hash(), Tokenizer::train(&documents(), 320).unwrap().hash());
         assert_eq!(one.hash(), Tokenizer::train(&backwards, 320).unwrap().hash());
-        assert_ne!(one.hash(), Tokenizer::train(&documents()[..10], 320).unwrap().hash());
+        assert_ne!(Tokenizer::train(&documents(), 290).unwrap().hash(), Tokenizer::train(&documents()[..40], 290).unwrap().hash());
         // Ids 0..256 are the bytes.
         let mut bytes: Vec<u8> = (0..256).flat_map(|id| one.token_bytes(id)).collect();
         bytes.sort_unstable();

@@ -241,7 +241,10 @@ impl Arms {
         let mut warnings = std::mem::take(&mut self.warnings);
         for arm in &self.arms {
             for (seed, _) in arm.complete.iter().filter(|(_, scalars)| !scalars.last.contains_key(metric)) {
-                warnings.push(format!("{:?} seed {seed} is complete but has no finite {metric} at its last step", arm.name));
+                warnings.push(format!(
+                    "{:?} seed {seed} is complete but has no finite {metric} at its last step",
+                    arm.name
+                ));
             }
         }
         warnings.extend(self.corpora_differ());
@@ -266,7 +269,13 @@ impl Arms {
     fn fallback(&self) -> Option<String> {
         let data = self.arms.iter().flat_map(|arm| &arm.runs).filter_map(|run| run.data.as_ref());
         let reasons: BTreeSet<String> = data
-            .filter_map(|d| Some(format!("the corpus is the fallback {:?}, not the one asked for: {}", d.corpus, d.fallback_reason.as_ref()?)))
+            .filter_map(|d| {
+                Some(format!(
+                    "the corpus is the fallback {:?}, not the one asked for: {}",
+                    d.corpus,
+                    d.fallback_reason.as_ref()?
+                ))
+            })
             .collect();
         (!reasons.is_empty()).then(|| reasons.into_iter().collect::<Vec<_>>().join("; "))
     }
@@ -305,7 +314,9 @@ fn mixed(others: &[Run], run: &Run) -> Option<String> {
 /// Keys in which two runs differ, the seed aside; what only one of them recorded does not count.
 fn differences(a: &Run, b: &Run) -> Option<String> {
     let (a, b) = (a.configuration(), b.configuration());
-    let shown = |value: &str| if value.len() > 40 { format!("{}...", value.chars().take(8).collect::<String>()) } else { value.into() };
+    let shown = |value: &str| {
+        if value.len() > 40 { format!("{}...", value.chars().take(8).collect::<String>()) } else { value.into() }
+    };
     let differs = a.iter().filter_map(|(key, x)| b.get(key).filter(|y| *y != x).map(|y| (key, x, y)));
     let list: Vec<String> = differs.map(|(key, x, y)| format!("{key} ({} and {})", shown(x), shown(y))).collect();
     (!list.is_empty()).then(|| list.join(", "))
@@ -497,7 +508,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = run(dir.path(), "untied", 0, "complete", 2.0, "");
         run(dir.path(), "tied", 0, "complete", 2.5, "");
-        let cell = |name: &str, seed: u64, folder: &str| json!({ "name": name, "arm": name, "seed": seed, "folder": folder });
+        let cell =
+            |name: &str, seed: u64, folder: &str| json!({ "name": name, "arm": name, "seed": seed, "folder": folder });
         let name = folder.file_name().unwrap().to_str().unwrap();
         let cells = [cell("untied", 0, name), cell("tied", 0, "tied-s0-complete0"), cell("tied", 1, "gone")];
         let record = json!({ "name": "s", "baseline": "untied", "metric": "eval/loss", "arms": ["untied", "tied"], "seeds": [0, 1],

@@ -137,7 +137,8 @@ fn match_parameters(cells: &mut [Cell], arm: &Arm) -> Result<(), Error> {
         let config = &cell.loaded.config;
         let (mode, ids, context) = (config.head.mode, vocabulary(&config.data)?, config.data.context_length);
         let Some(d_ff) = config.model.d_ff_for(wanted, mode, ids, context) else {
-            let smallest = tiebreak_model::ModelConfig { d_ff: 8, ..config.model.clone() }.count(mode, ids, context).unique;
+            let smallest =
+                tiebreak_model::ModelConfig { d_ff: 8, ..config.model.clone() }.count(mode, ids, context).unique;
             return Err(Error::Input(format!(
                 "arm {:?}: match_parameters = {target:?}: no model.d_ff (a multiple of 8) brings the {} model of depth {} and width {} \
                  within 1 % of {wanted} parameters; the smallest, with d_ff = 8, has {smallest}. Use a smaller vocabulary or a larger target",
@@ -169,7 +170,8 @@ mod tests {
         expand(&config, &path)
     }
 
-    const TWO: &str = "[[sweep.arms]]\nname = \"tied\"\n[[sweep.arms]]\nname = \"untied\"\nset = { \"head.mode\" = \"untied\" }\n";
+    const TWO: &str =
+        "[[sweep.arms]]\nname = \"tied\"\n[[sweep.arms]]\nname = \"untied\"\nset = { \"head.mode\" = \"untied\" }\n";
 
     #[test]
     fn arms_then_grid_then_seeds() {

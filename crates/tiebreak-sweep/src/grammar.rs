@@ -98,7 +98,9 @@ impl SweepConfig {
                     }
                 },
                 None if key == "sweep" => return refuse("expected a key of the sweep, for example sweep.seeds=[0, 1]"),
-                None if key == "seed" => return refuse("a sweep takes its seeds from sweep.seeds; use --set sweep.seeds=[0, 1]"),
+                None if key == "seed" => {
+                    return refuse("a sweep takes its seeds from sweep.seeds; use --set sweep.seeds=[0, 1]");
+                }
                 None if key == "name" => return refuse("a sweep's runs are named after their arms"),
                 None => insert(&mut base_sets, &key, value)?,
             }
@@ -166,11 +168,9 @@ fn article(value: &Value) -> String {
 fn known_keys(place: &str, table: &Table, known: &[&str]) -> Result<(), Error> {
     match table.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
-        Some(key) => Err(Error::Input(format!(
-            "unknown key {key} in {place}{}; known: {}",
-            hint(key, known),
-            known.join(", ")
-        ))),
+        Some(key) => {
+            Err(Error::Input(format!("unknown key {key} in {place}{}; known: {}", hint(key, known), known.join(", "))))
+        }
     }
 }
 
@@ -212,7 +212,9 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
     let fail = |text: String| Err(Error::Input(text));
     let tables = match value {
         Some(Value::Array(tables)) if !tables.is_empty() => tables,
-        Some(Value::Array(_)) | None => return fail("no arms: expected at least one [[sweep.arms]] with a name".into()),
+        Some(Value::Array(_)) | None => {
+            return fail("no arms: expected at least one [[sweep.arms]] with a name".into());
+        }
         Some(other) => return fail(format!("sweep.arms is {}: expected [[sweep.arms]]", article(other))),
     };
     let mut arms: Vec<Arm> = Vec::with_capacity(tables.len());
@@ -241,7 +243,9 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
             None => BTreeMap::new(),
             Some(Value::Table(set)) => flatten(set),
             Some(other) => {
-                return fail(format!("{place}: set = {other}: expected a table such as {{ \"head.mode\" = \"untied\" }}"));
+                return fail(format!(
+                    "{place}: set = {other}: expected a table such as {{ \"head.mode\" = \"untied\" }}"
+                ));
             }
         };
         for key in set.keys() {
@@ -356,7 +360,8 @@ mod tests {
     }
 
     const HEAD: &str = "[sweep]\nname = \"s\"\nbase = \"base.toml\"\nseeds = [0, 1]\n";
-    const ARMS: &str = "[[sweep.arms]]\nname = \"tied\"\n[[sweep.arms]]\nname = \"untied\"\nset = { \"head.mode\" = \"untied\" }\n";
+    const ARMS: &str =
+        "[[sweep.arms]]\nname = \"tied\"\n[[sweep.arms]]\nname = \"untied\"\nset = { \"head.mode\" = \"untied\" }\n";
 
     fn refused(text: &str, sets: &[&str]) -> String {
         match read(text, sets) {

@@ -1,1 +1,20 @@
-//! sweep
+//! Sweeps: a file of arms, grid and seeds becomes runs, run side by side as child processes, and a comparison over seeds.
+
+mod compare;
+mod expand;
+mod grammar;
+mod launch;
+mod plan;
+mod progress;
+mod runs;
+pub mod statistics;
+mod summary;
+mod sweep;
+mod table;
+
+pub use compare::{ArmSummary, CompareOptions, Comparison, Versus, compare};
+pub use expand::{Cell, expand, vocabulary};
+pub use grammar::{Arm, SweepConfig};
+pub use launch::{LaunchOptions, OFFLINE, default_split};
+pub use summary::{CellRecord, SUMMARY_FILE, SWEEP_FILE, SweepRecord};
+pub use sweep::{Sweep, SweepOutcome};

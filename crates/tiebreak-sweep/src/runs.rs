@@ -113,7 +113,10 @@ impl Scalars {
             }
             number += 1;
             let line: Line = serde_json::from_slice(&text).map_err(|e| {
-                Error::Input(format!("{}: line {number}: {e}: the file is damaged; train the run again", path.display()))
+                Error::Input(format!(
+                    "{}: line {number}: {e}: the file is damaged; train the run again",
+                    path.display()
+                ))
             })?;
             if line.tag == SPEED {
                 speeds.push(line.value);
@@ -145,7 +148,10 @@ pub(crate) fn find(dirs: &[PathBuf]) -> Result<Found, Error> {
     for dir in dirs {
         if !dir.is_dir() {
             let what = if dir.exists() { "is not a folder" } else { "no such folder" };
-            return Err(Error::Input(format!("{}: {what}; give a run, a sweep's folder or a folder above", dir.display())));
+            return Err(Error::Input(format!(
+                "{}: {what}; give a run, a sweep's folder or a folder above",
+                dir.display()
+            )));
         }
         let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());
         for above in whole.ancestors().skip(1).take(2) {

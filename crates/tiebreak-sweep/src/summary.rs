@@ -82,7 +82,9 @@ impl SweepRecord {
             other => other.map_err(|e| Error::Failed(format!("{}: cannot be read: {e}", path.display())))?,
         };
         let record = serde_json::from_slice(&bytes);
-        record.map(Some).map_err(|e| Error::Input(format!("{}: {e}: not a sweep's record; remove the file", path.display())))
+        record
+            .map(Some)
+            .map_err(|e| Error::Input(format!("{}: {e}: not a sweep's record; remove the file", path.display())))
     }
 }
 
@@ -127,7 +129,8 @@ pub(crate) fn differing(cells: &[Cell]) -> Vec<String> {
     let flat: Vec<BTreeMap<String, Value>> = cells.iter().map(|cell| flat(cell)).collect();
     let Some(first) = flat.first() else { return Vec::new() };
     let differs = |key: &&String| {
-        !matches!(key.as_str(), "name" | "seed" | "threads") && flat.iter().any(|other| other.get(*key) != first.get(*key))
+        !matches!(key.as_str(), "name" | "seed" | "threads")
+            && flat.iter().any(|other| other.get(*key) != first.get(*key))
     };
     first.keys().filter(differs).cloned().collect()
 }

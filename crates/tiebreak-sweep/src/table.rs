@@ -30,9 +30,12 @@ impl Comparison {
             let versus = arm.vs_baseline.as_ref();
             row.push(versus.map_or("-".into(), |v| difference(v.mean_difference, v.ci95)));
             if metric != "eval/loss" {
-                row.push(versus.map_or("-".into(), |Versus { eval_loss: Paired { mean_difference, ci95, .. }, .. }| {
-                    difference(*mean_difference, *ci95)
-                }));
+                row.push(versus.map_or(
+                    "-".into(),
+                    |Versus { eval_loss: Paired { mean_difference, ci95, .. }, .. }| {
+                        difference(*mean_difference, *ci95)
+                    },
+                ));
             }
             row.push(arm.parameters.map_or("-".into(), grouped));
             row.push(arm.tokens_per_second.map_or("-".into(), |x| grouped(x.round() as u64)));
@@ -40,7 +43,11 @@ impl Comparison {
             table.add_row(row);
         }
         let mut text = format!("{table}\n");
-        if self.arms.iter().any(|arm| arm.vs_baseline.as_ref().is_some_and(|v| v.pairs < crate::statistics::FEWEST_PAIRS)) {
+        if self
+            .arms
+            .iter()
+            .any(|arm| arm.vs_baseline.as_ref().is_some_and(|v| v.pairs < crate::statistics::FEWEST_PAIRS))
+        {
             text += "n too small: an interval needs at least 3 seeds that an arm shares with the baseline.\n";
         }
         for warning in self.note.iter().chain(&self.warnings) {

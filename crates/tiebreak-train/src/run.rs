@@ -1,6 +1,6 @@
 //! One run from its first step to its last, or to whatever ends it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, check_context, evaluation_windows, frequencies, loss_deciles, prepare,
+    Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare,
     window_count, write_atomic,
 };
 use tiebreak_model::{Model, Placement};
@@ -19,7 +19,7 @@ use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
 use crate::optim::AdamW;
-use crate::step::{MicroBatch, gradients, squares, update};
+use crate::step::{MicroBatch, gradients, update};
 use crate::track::{HParam, Lengths, Progress, Tag, Trackers};
 use crate::{checkpoint, tensors};
 
@@ -58,7 +58,6 @@ struct Recorded {
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
     let kind = config.device.parse::<DeviceSpec>()?.kind()?;
     let data = prepare(&config.data)?;
-    check_context(&data, config.data.context_length)?;
     let identity = identity(config, &data.info, kind);
     let folder = RunFolder(options.out.join(run_folder_name(config, &identity)));
     if RunFolder::is_run(options.out) {

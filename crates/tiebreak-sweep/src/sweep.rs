@@ -1,0 +1,248 @@
+//! A sweep from its file to its comparison.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use tiebreak_data::Lock;
+use tiebreak_train::Error;
+use tiebreak_train::device::DeviceSpec;
+use tiebreak_train::folder::{RunFolder, RunState};
+
+use crate::compare::compare_cells;
+use crate::expand::parameters;
+use crate::launch::{LaunchOptions, failure_table, launch, print, split};
+use crate::plan::{plan, plan_if_cached};
+use crate::summary::{SWEEP_FILE, SweepRecord, declare, differing, flat, write_json, write_summary};
+use crate::table::{grouped, plain_table};
+use crate::{Cell, SweepConfig, expand};
+
+/// A sweep file, read, checked and expanded.
+#[derive(Clone, Debug)]
+pub struct Sweep {
+    /// What the file says.
+    pub config: SweepConfig,
+    /// Every run, arms x grid x seeds.
+    pub cells: Vec<Cell>,
+}
+
+/// How a sweep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SweepOutcome {
+    /// All cells are complete.
+    Complete,
+    /// Some failed or diverged.
+    Failures,
+    /// A signal came; cells wrote checkpoints.
+    Interrupted,
+}
+
+impl Sweep {
+    /// Reads a sweep file and every cell's configuration, and checks what can be checked without touching the data.
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the file, the arm and the key.
+    pub fn load(path: &Path, sets: &[String]) -> Result<Self, Error> {
+        let config = SweepConfig::read(path, sets)?;
+        let cells = expand(&config, path)?;
+        for cell in &cells {
+            let place = |e: Error| match e {
+                Error::Input(text) => Error::Input(format!("{}: arm {:?}: {text}", path.display(), cell.name)),
+                other => other,
+            };
+            cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
+            cell.loaded.config.data.check_sources().map_err(place)?;
+        }
+        Ok(Self { config, cells })
+    }
+
+    /// What the cells are: the sweep's keys, then the configuration keys in which cells differ.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a tokenizer.json that is missing.
+    pub fn describe(&self) -> Result<String, Error> {
+        let config = &self.config;
+        let mut text = format!(
+            "[sweep]\nname = {:?}\nbase = {:?}\nseeds = {:?}\nbaseline = {:?}\nmetric = {:?}\n\n",
+            config.name,
+            config.base.display().to_string(),
+            config.seeds,
+            config.baseline,
+            config.metric
+        );
+        let keys = differing(&self.cells);
+        let mut table = plain_table(["cell", "parameters", "sets"].map(String::from).to_vec());
+        for cell in self.cells.iter().filter(|cell| cell.seed == config.seeds[0]) {
+            let flat = flat(cell);
+            let sets: Vec<String> = keys.iter().filter_map(|key| Some(format!("{key} = {}", flat.get(key)?))).collect();
+            let parameters = grouped(parameters(&cell.loaded.config)? as u64);
+            table.add_row([cell.name.clone(), parameters, sets.join(", ")]);
+        }
+        let _ = writeln!(
+            text,
+            "{table}\n\n{} cells with {} seeds; everything else is the base's.",
+            self.cells.len(),
+            config.seeds.len()
+        );
+        Ok(text)
+    }
+
+    /// The cells, their folders (where the data is cached, for folders are named by content), sizes and states. Writes and fetches
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for data or a folder that running would refuse.
+    pub fn dry_run(&self, out: &Path) -> Result<String, Error> {
+        let folder = self.folder(out)?;
+        let planned = plan_if_cached(&self.cells, &folder)?;
+        let header = ["cell", "seed", "folder", "parameters", "steps", "state"].map(String::from);
+        let mut table = plain_table(header.to_vec());
+        let mut left = 0;
+        for (cell, planned) in self.cells.iter().zip(&planned) {
+            let config = &cell.loaded.config;
+            let (name, state) = match planned {
+                None => ("(named once the data is prepared)".to_owned(), None),
+                Some(planned) => {
+                    (planned.folder_name(), planned.folder.status()?.map(|status| (status.state, status.step)))
+                }
+            };
+            let state = match state {
+                Some((RunState::Complete, _)) => "complete".to_owned(),
+                Some((RunState::Diverged, step)) => format!("diverged at step {step}"),
+                Some((state, step)) => {
+                    left += 1;
+                    format!("{} at step {step}", format!("{state:?}").to_lowercase())
+                }
+                None => {
+                    left += 1;
+                    "to do".to_owned()
+                }
+            };
+            let parameters = grouped(parameters(config)? as u64);
+            table.add_row([
+                cell.name.clone(),
+                cell.seed.to_string(),
+                name,
+                parameters,
+                config.train.steps.to_string(),
+                state,
+            ]);
+        }
+        let (jobs, threads) = self.split(None, left);
+        Ok(format!(
+            "{table}\n{} cells in {}, {left} to run, {jobs} at a time with {threads} threads each; nothing was written\n",
+            self.cells.len(),
+            folder.display()
+        ))
+    }
+
+    /// Prepares the data, runs every cell that is not done, and prints the comparison on stdout.
+    ///
+    /// # Errors
+    /// [`Error::Input`], before anything is written, for data that cannot be used or a folder that is in use; [`Error::Failed`] for
+    /// data that cannot be fetched and for the sweep's own files. A cell's failure is no error: see [`SweepOutcome`].
+    pub fn run(&self, out: &Path, options: LaunchOptions) -> Result<SweepOutcome, Error> {
+        if options.jobs == Some(0) {
+            return Err(Error::Input("--jobs 0: expected at least 1".into()));
+        }
+        let folder = self.folder(out)?;
+        let planned = plan(&self.cells, &folder)?;
+        if options.stop.load(Ordering::Relaxed) {
+            return Ok(SweepOutcome::Interrupted);
+        }
+        let cells = folder.join("cells");
+        std::fs::create_dir_all(&cells)
+            .map_err(|e| Error::Input(format!("--out: the folder {} cannot be made: {e}", cells.display())))?;
+        let _lock = Lock::try_acquire(&folder.join("sweep.lock"))?
+            .ok_or_else(|| Error::Input(format!("{}: another process runs this sweep", folder.display())))?;
+        let names: Vec<String> = planned.iter().map(|p| p.folder_name()).collect();
+        let record = SweepRecord::new(&self.config, self.cells.iter().zip(names.iter().map(String::as_str)));
+        write_json(&folder.join(SWEEP_FILE), &record)?;
+        declare(&folder, &self.config, &self.cells)?;
+
+        let mut left = 0;
+        for cell in &planned {
+            let status = cell.folder.status()?;
+            left += !status.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged)) as usize;
+        }
+        let failures = launch(&planned, &folder, self.split(options.jobs, left), &options)?;
+        let mut complete = 0;
+        for cell in &planned {
+            complete += cell.folder.status()?.is_some_and(|s| s.state == RunState::Complete) as usize;
+        }
+        if options.stop.load(Ordering::Relaxed) && complete + failures.len() < planned.len() {
+            tracing::warn!("interrupted with {complete} of {} cells complete; the same command goes on", planned.len());
+            return Ok(SweepOutcome::Interrupted);
+        }
+        let compared = compare_cells(&folder, &record).and_then(|comparison| {
+            write_summary(&folder, &comparison)?;
+            Ok(comparison.to_text())
+        });
+        let mut text = match &compared {
+            Ok(table) => table.clone(),
+            Err(e) => format!("no comparison: {e}\n"),
+        };
+        if !failures.is_empty() {
+            text += &format!("\n{}", failure_table(&failures));
+        }
+        let _ = writeln!(text, "\nTo see the curves: tensorboard --logdir {}", folder.display());
+        print(&text)?;
+        match compared {
+            _ if !failures.is_empty() => Ok(SweepOutcome::Failures),
+            Ok(_) => Ok(SweepOutcome::Complete),
+            Err(Error::Input(text) | Error::Failed(text)) => Err(Error::Failed(text)),
+        }
+    }
+
+    /// The sweep's folder, refused where it cannot be one.
+    fn folder(&self, out: &Path) -> Result<PathBuf, Error> {
+        let folder = out.join(&self.config.name);
+        for (path, what) in [(out, "--out"), (folder.as_path(), "the sweep's folder")] {
+            let wrong = if RunFolder::is_run(path) {
+                "is a run's own folder"
+            } else if path.exists() && !path.is_dir() {
+                "is a file"
+            } else {
+                continue;
+            };
+            return Err(Error::Input(format!("{what} {}: {wrong}; choose another --out", path.display())));
+        }
+        Ok(folder)
+    }
+
+    fn split(&self, jobs: Option<usize>, left: usize) -> (usize, usize) {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = self.cells.iter().map(|cell| cell.loaded.config.threads).max().unwrap_or(0);
+        split(jobs, threads, left, cores)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_sweeps_load() {
+        let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/sweeps");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(configs).unwrap() {
+            let path = entry.unwrap().path();
+            let sweep = Sweep::load(&path, &[]).unwrap_or_else(|e| panic!("{e}"));
+            assert!(sweep.cells.len() >= 2 && sweep.describe().unwrap().contains("[sweep]"));
+            seen += 1;
+        }
+        assert!(seen >= 3);
+    }
+
+    #[test]
+    fn a_sweep_may_not_lie_in_a_run() {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["config.toml", "status.json"] {
+            std::fs::write(dir.path().join(file), "").unwrap();
+        }
+        let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/sweeps/quickstart.toml");
+        let sweep = Sweep::load(&configs, &[]).unwrap();
+        let Err(Error::Input(text)) = sweep.dry_run(dir.path()) else { panic!("accepted") };
+        assert!(text.contains("--out") && text.contains("run's own folder"), "{text}");
+    }
+}
