@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::documents::{Loaded, Network, load};
 use crate::fetch::{Store, replace_dir};
-use crate::files::{Lock, create_dir, failed, write_atomic};
+use crate::files::{Lock, failed, write_atomic};
 use crate::hash::{hex, sha256, sha256_hex, unhex};
 use crate::sampler::window_count;
 use crate::split::split;
@@ -132,7 +132,7 @@ pub(crate) fn prepare_in(config: &DataConfig, store: &Store, network: Network) -
     let prepared = match entry.open(config, &loaded) {
         Ok(found) => found,
         Err(damage) => {
-            tracing::warn!("building the cached shards anew: {damage}");
+            tracing::warn!("the cached shards are not used: {damage}");
             None
         }
     };
@@ -140,6 +140,7 @@ pub(crate) fn prepare_in(config: &DataConfig, store: &Store, network: Network) -
         Some(prepared) => prepared,
         None if network == Network::Never => return Ok(None),
         None => {
+            store.create_dir(&store.root.join("shards"))?;
             let _lock = Lock::acquire(&entry.folder.with_extension("lock"))?;
             // Another process may have built it in the meantime.
             match entry.open(config, &loaded) {
@@ -219,7 +220,6 @@ impl Entry {
             warnings.push(warning);
         }
         let shards = self.folder.parent().unwrap_or(Path::new("."));
-        create_dir(shards)?;
         let temporary = tempfile::Builder::new()
             .prefix(".tmp-")
             .tempdir_in(shards)

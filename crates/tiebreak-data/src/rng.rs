@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_pinned_and_independent() {
+    fn streams_repeat_and_differ_by_seed_and_name() {
         let draws = |seed, name| {
             let mut stream = Stream::new(seed, name);
             [stream.below(1000), stream.below(1000), stream.below(1000)]

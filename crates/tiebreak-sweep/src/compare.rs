@@ -195,18 +195,15 @@ impl Arms {
                 RunState::Interrupted | RunState::Running => arm.unfinished += 1,
             }
             arm.runs.push(run);
-            match problem {
-                Some(problem) if allow_mixed => {
-                    if !self.warnings.contains(&problem) {
-                        self.warnings.push(problem);
-                    }
-                }
-                Some(problem) => {
-                    return Err(Error::Input(format!(
-                        "{problem}. Give the folders of one experiment only, rename an arm, or pass --allow-mixed"
-                    )));
-                }
-                None => {}
+            let Some(problem) = problem else { continue };
+            if !allow_mixed {
+                return Err(Error::Input(format!(
+                    "{problem}. Give the folders of one experiment only, rename an arm, or pass --allow-mixed"
+                )));
+            }
+            let told = format!("arm {name:?} has two ");
+            if !self.warnings.iter().any(|warning| warning.starts_with(&told)) {
+                self.warnings.push(format!("{problem}; all its runs are taken together"));
             }
         }
         if steps.len() > 1 {

@@ -81,7 +81,7 @@ pub(crate) fn launch(
                 seed: planned.cell.seed,
                 state: "diverged".into(),
                 step: Some(status.step),
-                reason: format!("{} (not tried again)", status.reason.unwrap_or_default()),
+                reason: format!("earlier, not tried again: {}", status.reason.unwrap_or_default()),
                 log: None,
             }),
             status => pending.push(Task::new(planned, sweep_folder, split.1, status.map_or(0, |s| s.step))?),
@@ -90,14 +90,16 @@ pub(crate) fn launch(
     // One seed after the other, so that what is there after an early end can be paired.
     pending.sort_by_key(|task| plan.iter().position(|p| p.cell.seed == task.planned.cell.seed));
     let mut progress = Progress::new(plan.len(), done, failures.len(), pending.iter().map(|t| t.work(t.step)).sum());
-    progress.line(&format!(
-        "{} cells: {done} complete, {} to run, {} at a time with {} threads each; logs in {}",
-        plan.len(),
-        pending.len(),
-        split.0,
-        split.1,
-        sweep_folder.join("cells").display()
-    ));
+    progress.line(&match pending.len() {
+        0 => format!("{} cells: nothing left to run", plan.len()),
+        left => format!(
+            "{} cells: {done} complete, {left} to run, {} at a time with {} threads each; logs in {}",
+            plan.len(),
+            split.0.min(left),
+            split.1,
+            sweep_folder.join("cells").display()
+        ),
+    });
 
     let mut running: Vec<Running> = Vec::new();
     let mut told = false;
@@ -129,7 +131,12 @@ pub(crate) fn launch(
                 End::Stopped => progress.line(&format!("{} interrupted after {took}", cell.task.label())),
                 End::Failed(failure) => {
                     progress.failed += 1;
-                    progress.line(&format!("{} {} after {took}: {}", cell.task.label(), failure.state, failure.reason));
+                    progress.line(&format!(
+                        "{} {} after {took}: {}",
+                        cell.task.label(),
+                        failure.state,
+                        brief(&failure.reason)
+                    ));
                     failures.push(failure);
                 }
             }
@@ -341,6 +348,13 @@ fn terminate(child: &Child) {
     let _ = child;
 }
 
+/// A reason in one line of a table; all of it stands in the cell's log and status.json.
+fn brief(reason: &str) -> String {
+    const MOST: usize = 160;
+    let line = reason.replace('\n', " ");
+    if line.chars().count() <= MOST { line } else { format!("{} ...", line.chars().take(MOST).collect::<String>()) }
+}
+
 /// Failures as a table.
 pub(crate) fn failure_table(failures: &[Failure]) -> String {
     let mut table = crate::table::plain_table(["cell", "seed", "state", "step", "reason"].map(String::from).to_vec());
@@ -352,7 +366,7 @@ pub(crate) fn failure_table(failures: &[Failure]) -> String {
             failure.seed.to_string(),
             failure.state.clone(),
             step,
-            format!("{}{log}", failure.reason.replace('\n', " ")),
+            format!("{}{log}", brief(&failure.reason)),
         ]);
     }
     format!("{} of the sweep's cells did not complete:\n{table}\n", failures.len())

@@ -1,7 +1,7 @@
 //! What a sweep leaves in its folder: `sweep.json`, `summary.json` and TensorBoard's hyperparameter table.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use tiebreak_data::write_atomic;
@@ -89,7 +89,7 @@ impl SweepRecord {
 }
 
 /// Replaces a JSON file as a whole.
-pub(crate) fn write_json(path: &PathBuf, value: &impl Serialize) -> Result<(), Error> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Error> {
     let mut json = serde_json::to_vec_pretty(value).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))?;
     json.push(b'\n');
     write_atomic(path, &json)
@@ -111,7 +111,7 @@ pub(crate) fn declare(folder: &Path, config: &SweepConfig, cells: &[Cell]) -> Re
 
 /// Dotted keys that differ between cells, and a few more, each with its values over the cells.
 fn hyperparameters(cells: &[Cell]) -> Vec<(String, Vec<HParam>)> {
-    let flat: Vec<BTreeMap<String, Value>> = cells.iter().map(|cell| flat(cell)).collect();
+    let flat: Vec<BTreeMap<String, Value>> = cells.iter().map(flat).collect();
     differing(cells)
         .into_iter()
         .chain(ALWAYS.map(String::from))
@@ -126,7 +126,7 @@ fn hyperparameters(cells: &[Cell]) -> Vec<(String, Vec<HParam>)> {
 
 /// Keys whose values differ between cells, but for name, seed and threads.
 pub(crate) fn differing(cells: &[Cell]) -> Vec<String> {
-    let flat: Vec<BTreeMap<String, Value>> = cells.iter().map(|cell| flat(cell)).collect();
+    let flat: Vec<BTreeMap<String, Value>> = cells.iter().map(flat).collect();
     let Some(first) = flat.first() else { return Vec::new() };
     let differs = |key: &&String| {
         !matches!(key.as_str(), "name" | "seed" | "threads")

@@ -13,6 +13,7 @@ use crate::compare::compare_cells;
 use crate::expand::parameters;
 use crate::launch::{LaunchOptions, failure_table, launch, print, split};
 use crate::plan::{plan, plan_if_cached};
+use crate::runs::find;
 use crate::summary::{SWEEP_FILE, SweepRecord, declare, differing, flat, write_json, write_summary};
 use crate::table::{grouped, plain_table};
 use crate::{Cell, SweepConfig, expand};
@@ -128,9 +129,12 @@ impl Sweep {
                 state,
             ]);
         }
-        let (jobs, threads) = self.split(None, left);
+        let how = match self.split(None, left) {
+            _ if left == 0 => String::new(),
+            (jobs, threads) => format!(", {jobs} at a time with {threads} threads each"),
+        };
         Ok(format!(
-            "{table}\n{} cells in {}, {left} to run, {jobs} at a time with {threads} threads each; nothing was written\n",
+            "{table}\n{} cells in {}, {left} to run{how}; nothing was written\n",
             self.cells.len(),
             folder.display()
         ))
@@ -184,6 +188,15 @@ impl Sweep {
         };
         if !failures.is_empty() {
             text += &format!("\n{}", failure_table(&failures));
+        }
+        let ours = planned.iter().filter(|cell| RunFolder::is_run(&cell.folder.0)).count();
+        let others = find(std::slice::from_ref(&folder))?.runs.len().saturating_sub(ours);
+        if others > 0 {
+            let _ = writeln!(
+                text,
+                "{others} runs of other settings lie in the same folder and are not part of this table; `tiebreak compare` refuses to \
+                 mix them."
+            );
         }
         let _ = writeln!(text, "\nTo see the curves: tensorboard --logdir {}", folder.display());
         print(&text)?;

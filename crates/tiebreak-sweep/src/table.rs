@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::statistics::Paired;
-use crate::{ArmSummary, Comparison};
+use crate::{ArmSummary, Comparison, Versus};
 
 impl Comparison {
     /// The table and its notes, for a terminal or a file: plain text, no colours.
@@ -15,9 +15,9 @@ impl Comparison {
             header.push("unfinished".into());
         }
         header.push(format!("{metric} (mean ± sd)"));
-        header.push(format!("{metric} minus {} [95 %]", self.baseline));
+        header.push(format!("vs {} [95 %]", self.baseline));
         if metric != "eval/loss" {
-            header.push("eval/loss difference, nats [95 %]".into());
+            header.push("eval/loss difference [nats, 95 %]".into());
         }
         header.extend(["parameters", "tokens/s", "corpus"].map(String::from));
         let mut table = plain_table(header);
@@ -43,11 +43,9 @@ impl Comparison {
             table.add_row(row);
         }
         let mut text = format!("{table}\n");
-        if self
-            .arms
-            .iter()
-            .any(|arm| arm.vs_baseline.as_ref().is_some_and(|v| v.pairs < crate::statistics::FEWEST_PAIRS))
-        {
+        if self.arms.iter().any(|arm| {
+            arm.vs_baseline.as_ref().is_some_and(|v| (1..crate::statistics::FEWEST_PAIRS).contains(&v.pairs))
+        }) {
             text += "n too small: an interval needs at least 3 seeds that an arm shares with the baseline.\n";
         }
         for warning in self.note.iter().chain(&self.warnings) {
@@ -56,8 +54,6 @@ impl Comparison {
         text
     }
 }
-
-use crate::Versus;
 
 /// A table in plain characters, numbers on the right.
 pub(crate) fn plain_table(header: Vec<String>) -> Table {
@@ -111,7 +107,7 @@ pub(crate) fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
