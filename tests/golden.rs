@@ -88,7 +88,13 @@ impl Golden {
         let mut used = 0;
         model.visit(&mut |p, _| {
             let shape = p.value.dims();
-            *p = tiebreak_model::Parameter::new(p.path.clone(), find(&self.parameters, &p.path).to_vec(), shape, p.decays, &at);
+            *p = tiebreak_model::Parameter::new(
+                p.path.clone(),
+                find(&self.parameters, &p.path).to_vec(),
+                shape,
+                p.decays,
+                &at,
+            );
             used += 1;
         });
         assert_eq!(used, self.parameters.len(), "the same parameters on both sides");
@@ -148,7 +154,9 @@ fn every_gradient(dtype: DType, tolerance: f64) {
         let golden = golden(case);
         let model = golden.model(dtype);
         let found = gradients(&model, &[golden.batch(0)], 1.0);
-        let near = |what: &str, found: &[f64], expected: &[f64]| assert_near(&format!("{case} {what}"), found, expected, tolerance);
+        let near = |what: &str, found: &[f64], expected: &[f64]| {
+            assert_near(&format!("{case} {what}"), found, expected, tolerance)
+        };
         near("loss", &[found.loss], &[golden.first.loss]);
         near("G_in", &host(&found.input_vd), &golden.first.g_in.data);
         near("G_out", &host(&found.output_vd), &golden.first.g_out.data);
@@ -179,9 +187,12 @@ fn ten_steps(dtype: DType, tolerance: f64) {
         let (steps, model) = golden.train(&golden.run_config(), dtype);
         let column = |i: usize| steps.iter().map(|s| s[i]).collect::<Vec<_>>();
         let t = &golden.training;
-        for (what, i, expected) in
-            [("losses", 0, &t.loss), ("learning rates", 1, &t.lr), ("norms", 2, &t.grad_norm), ("clip", 3, &t.clip_factor)]
-        {
+        for (what, i, expected) in [
+            ("losses", 0, &t.loss),
+            ("learning rates", 1, &t.lr),
+            ("norms", 2, &t.grad_norm),
+            ("clip", 3, &t.clip_factor),
+        ] {
             assert_near(&format!("{case} {what}"), &column(i), expected, tolerance);
         }
         let parameters = model.parameters();

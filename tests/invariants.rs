@@ -129,7 +129,9 @@ fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
 #[test]
 fn counted_parameters_are_the_parameters_that_exist() {
     for (norm, mlp, position) in [("layer", "gelu", "learned"), ("rms", "swiglu", "rope")] {
-        let text = format!("d_model = 8\nn_layers = 3\nn_heads = 2\nd_ff = 12\nnorm = \"{norm}\"\nmlp = \"{mlp}\"\nposition = \"{position}\"");
+        let text = format!(
+            "d_model = 8\nn_layers = 3\nn_heads = 2\nd_ff = 12\nnorm = \"{norm}\"\nmlp = \"{mlp}\"\nposition = \"{position}\""
+        );
         let config: ModelConfig = toml::from_str(&text).unwrap();
         for mode in ModeKind::ALL {
             let at = Placement::f32(&Device::flex());

@@ -1,4 +1,6 @@
 //! One integration binary: each module is a kind of promise that crosses crates.
 
+mod bad_input;
 mod golden;
+mod harness;
 mod invariants;

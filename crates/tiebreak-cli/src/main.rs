@@ -284,7 +284,7 @@ fn data(command: DataCommand) -> Result<(), Error> {
     }
 }
 
-/// Set when SIGINT or SIGTERM arrives; a second one ends the process at once.
+/// Set when SIGINT or SIGTERM arrives, whereupon a run ends after its step, with a checkpoint.
 fn stop_on_signals() -> Result<Arc<AtomicBool>, Error> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

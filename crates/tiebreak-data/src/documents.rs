@@ -70,6 +70,10 @@ pub(crate) fn load(config: &DataConfig, store: &Store, network: Network) -> Resu
     Ok(Some(Loaded { corpus: corpus.clone(), fallback_reason, documents, warnings }))
 }
 
+/// Environment variable that keeps this process from fetching; its value is told as the reason. A sweep sets it for its
+/// cells when it had to fall back, so that a network that returns midway cannot split them between two corpora.
+pub const OFFLINE: &str = "TIEBREAK_OFFLINE";
+
 enum Available {
     Yes,
     NotYet,
@@ -81,9 +85,14 @@ fn available(corpus: &str, store: &Store, network: Network) -> Result<Available,
     if corpus == SYNTHETIC || !corpus::is_known(corpus) {
         return Ok(Available::Yes);
     }
-    if network == Network::Never {
+    let offline = std::env::var(OFFLINE).ok().filter(|reason| !reason.is_empty());
+    if network == Network::Never || offline.is_some() {
         let here = corpus::definition(corpus)?.packages.iter().all(|p| store.has(p));
-        return Ok(if here { Available::Yes } else { Available::NotYet });
+        return Ok(match offline {
+            _ if here => Available::Yes,
+            Some(reason) if network == Network::Allowed => Available::Failed(Error::Failed(reason)),
+            _ => Available::NotYet,
+        });
     }
     match store.fetch(corpus) {
         Ok(_) => Ok(Available::Yes),

@@ -24,7 +24,7 @@ mod tokenizer;
 pub use baseline::{Baselines, baselines};
 pub use config::{DataConfig, TokenizerSpec};
 pub use corpus::{CorpusEntry, corpora};
-pub use documents::Document;
+pub use documents::{Document, OFFLINE};
 pub use fetch::{FetchReport, FetchedPackage, fetch};
 pub use files::{Lock, cache_dir, write_atomic};
 pub use frequency::{frequencies, loss_deciles};

@@ -9,16 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use tiebreak_data::write_atomic;
+use tiebreak_data::{OFFLINE, write_atomic};
 use tiebreak_train::Error;
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::folder::RunState;
 
 use crate::plan::Planned;
 use crate::progress::{Progress, minutes};
-
-/// Set for cells when the corpus could not be fetched, to the reason: none of them tries again, so that all use the fallback.
-pub const OFFLINE: &str = "TIEBREAK_OFFLINE";
 
 const POLL: Duration = Duration::from_millis(100);
 
@@ -208,10 +205,9 @@ impl<'a> Task<'a> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&self.log)?);
         // Preparing data uses the global pool; cells share the cores.
         command.env("RAYON_NUM_THREADS", threads.to_string());
-        match &self.planned.info.fallback_reason {
-            Some(reason) => command.env(OFFLINE, reason.replace('\0', " ")),
-            None => command.env_remove(OFFLINE),
-        };
+        if let Some(reason) = &self.planned.info.fallback_reason {
+            command.env(OFFLINE, reason.replace('\0', " "));
+        }
         apart(&mut command);
         command.spawn()
     }

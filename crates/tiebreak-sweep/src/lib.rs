@@ -15,6 +15,6 @@ mod table;
 pub use compare::{ArmSummary, CompareOptions, Comparison, Versus, compare};
 pub use expand::{Cell, expand, vocabulary};
 pub use grammar::{Arm, SweepConfig};
-pub use launch::{LaunchOptions, OFFLINE, default_split};
+pub use launch::{LaunchOptions, default_split};
 pub use summary::{CellRecord, SUMMARY_FILE, SWEEP_FILE, SweepRecord};
 pub use sweep::{Sweep, SweepOutcome};

@@ -144,9 +144,9 @@ fn take(
     path: &str,
     like: &Tensor<2>,
 ) -> Result<Tensor<2>, Error> {
-    let tensor = stored
-        .remove(path)
-        .ok_or_else(|| Error::Failed(format!("{}: {path} is missing: not a checkpoint of this model", file.display())))?;
+    let tensor = stored.remove(path).ok_or_else(|| {
+        Error::Failed(format!("{}: {path} is missing: not a checkpoint of this model", file.display()))
+    })?;
     if tensor.dims() != like.dims() {
         return Err(Error::Failed(format!(
             "{}: {path} has shape {:?}, this model needs {:?}",

@@ -109,6 +109,8 @@ mod tests {
         }
         assert!("gpu".parse::<DeviceSpec>().is_err());
         #[cfg(not(feature = "ndarray"))]
-        assert!("ndarray".parse::<DeviceSpec>().unwrap().kind().unwrap_err().to_string().contains("--features ndarray"));
+        assert!(
+            "ndarray".parse::<DeviceSpec>().unwrap().kind().unwrap_err().to_string().contains("--features ndarray")
+        );
     }
 }

@@ -72,3 +72,65 @@ impl Provenance {
         tags
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use std::collections::BTreeMap;
+
+    fn matrix<const R: usize>(rows: [[f64; 2]; R]) -> Tensor<2> {
+        Tensor::from_data(rows, (&Device::flex(), burn::tensor::DType::F64))
+    }
+
+    #[test]
+    fn tags_by_hand() {
+        // One token five times with the same gradient (3, 4): dL/dx0 has norm 5 sqrt 5, the scattered G_in norm 25.
+        let x0 = matrix([[3.0, 4.0]; 5]);
+        let input = matrix([[15.0, 20.0], [0.0, 0.0]]);
+        let output = matrix([[0.0, 0.0], [30.0, 40.0]]);
+        let sides = Sides { input: Some(input.clone()), output: Some(output.clone()) };
+        let factors = Factors { input: 2.0, output: 1.0 };
+        let found = Provenance::measure(&input, &output, &[sides], (x0, output.clone()), factors);
+        let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
+        let expected = [
+            ("grad/input_norm", 25.0),
+            ("grad/output_norm", 50.0),
+            ("grad/output_over_input", 2.0),
+            ("grad/output_share", 2.0 / 3.0),
+            ("grad/cosine", 0.0),
+            // Scaled by 2, the input side is as long as the output side and orthogonal to it.
+            ("grad/input_signed_share", 0.5),
+            ("grad/output_signed_share", 0.5),
+            ("grad/authors/input_norm", 5.0 * 5f64.sqrt()),
+            ("grad/authors/output_norm", 50.0),
+            ("grad/authors/output_over_input", 50.0 / (5.0 * 5f64.sqrt())),
+            ("grad/shared_input_norm", 25.0),
+            ("grad/shared_output_norm", 50.0),
+        ];
+        assert_eq!(tags.len(), expected.len());
+        for (tag, value) in expected {
+            assert!((tags[tag] - value).abs() < 1e-12, "{tag}: {} instead of {value}", tags[tag]);
+        }
+    }
+
+    #[test]
+    fn signed_shares_of_opposed_sides_sum_to_one() {
+        let (input, output) = (matrix([[1.0, 0.0]]), matrix([[-3.0, 1.0]]));
+        let found = Provenance::measure(&input, &output, &[], (input.clone(), output.clone()), Factors::NONE);
+        let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
+        // G = (-2, 1): <G_in, G> = -2, <G_out, G> = 7, |G|^2 = 5.
+        assert!((tags["grad/input_signed_share"] + 0.4).abs() < 1e-12);
+        assert!((tags["grad/output_signed_share"] - 1.4).abs() < 1e-12);
+        assert!(!tags.contains_key("grad/shared_input_norm"), "nothing is shared");
+    }
+
+    #[test]
+    fn a_side_without_gradient_has_no_ratio() {
+        let (input, output) = (matrix([[0.0, 0.0]]), matrix([[3.0, 4.0]]));
+        let found = Provenance::measure(&input, &output, &[], (input.clone(), output.clone()), Factors::NONE);
+        let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
+        assert_eq!(tags["grad/output_share"], 1.0);
+        assert!(!tags.contains_key("grad/output_over_input") && !tags.contains_key("grad/cosine"));
+    }
+}

@@ -9,8 +9,7 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare,
-    window_count, write_atomic,
+    Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare, window_count, write_atomic,
 };
 use tiebreak_model::{Model, Placement};
 
@@ -126,7 +125,9 @@ fn check_owner(folder: &RunFolder, identity: &str) -> Result<Option<Status>, Err
             // A process that died before its first status left at most its lock and configuration.
             let mut names = std::fs::read_dir(&folder.0).into_iter().flatten().flatten().map(|e| e.file_name());
             match names.find(|n| !["lock", "config.toml", "env.json"].contains(&&*n.to_string_lossy())) {
-                Some(name) => foreign(&format!("the folder is no run of tiebreak (it holds {})", name.to_string_lossy())),
+                Some(name) => {
+                    foreign(&format!("the folder is no run of tiebreak (it holds {})", name.to_string_lossy()))
+                }
                 None => Ok(None),
             }
         }
@@ -186,13 +187,16 @@ impl Run<'_> {
             }
             let started = Instant::now();
             let windows_of_step = sampler.batch(*step, config.train.batch_size);
-            let batches: Vec<MicroBatch> =
-                windows_of_step.chunks(config.train.micro_batch_size).map(|w| read(&self.data.train, w, context)).collect();
+            let batches: Vec<MicroBatch> = windows_of_step
+                .chunks(config.train.micro_batch_size)
+                .map(|w| read(&self.data.train, w, context))
+                .collect();
             let next = *step + 1;
             let due = |every: u64| every > 0 && (next.is_multiple_of(every) || next == 1 || next == steps);
             let gradients = gradients(&model, &batches, config.intervene.paper_output_scale);
             let loss = gradients.loss;
-            let histograms = due(config.log.histograms_every).then(|| (gradients.input_vd.clone(), gradients.output_vd.clone()));
+            let histograms =
+                due(config.log.histograms_every).then(|| (gradients.input_vd.clone(), gradients.output_vd.clone()));
             let done = update(&mut model, &mut optimiser, gradients, config, next, due(config.log.provenance_every));
             let tokens = (config.train.batch_size * context) as f64;
             let speed = tokens / started.elapsed().as_secs_f64();
@@ -302,7 +306,8 @@ impl Run<'_> {
         let bytes = tensors::to_bytes(tables, &[("step", step.to_string()), ("shared", shared.to_string())])?;
         let path = self.folder.table(step);
         let folder = path.parent().unwrap_or(&self.folder.0);
-        std::fs::create_dir_all(folder).map_err(|e| Error::Failed(format!("{}: cannot be made: {e}", folder.display())))?;
+        std::fs::create_dir_all(folder)
+            .map_err(|e| Error::Failed(format!("{}: cannot be made: {e}", folder.display())))?;
         write_atomic(&path, &bytes)
     }
 

@@ -138,7 +138,8 @@ pub fn update(
         nonfinite.push("loss".into());
     }
     let paths = model.parameters().into_iter().map(|p| p.path);
-    nonfinite.extend(paths.zip(&squares).filter(|(_, s)| !s.is_finite()).map(|(path, _)| format!("gradient of {path}")));
+    nonfinite
+        .extend(paths.zip(&squares).filter(|(_, s)| !s.is_finite()).map(|(path, _)| format!("gradient of {path}")));
     if nonfinite.is_empty() {
         let tables = tables.into_iter().zip(apart).map(|(sum, apart)| match apart {
             Some(sides) => scale(sides, later).sum(),

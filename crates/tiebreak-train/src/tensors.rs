@@ -31,17 +31,23 @@ pub fn read(path: &Path, device: &Device) -> Result<BTreeMap<String, Tensor<2>>,
     let name = path.display();
     let bytes = std::fs::read(path).map_err(|e| Error::Failed(format!("{name}: cannot be read: {e}")))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|e| {
-        Error::Failed(format!("{name}: not a whole safetensors file ({e}); remove its folder to fall back on an earlier one"))
+        Error::Failed(format!(
+            "{name}: not a whole safetensors file ({e}); remove its folder to fall back on an earlier one"
+        ))
     })?;
     file.iter()
         .map(|(key, view)| {
             let [rows, columns] = view.shape() else {
-                return Err(Error::Failed(format!("{name}: {key} has shape {:?}, expected two dimensions", view.shape())));
+                return Err(Error::Failed(format!(
+                    "{name}: {key} has shape {:?}, expected two dimensions",
+                    view.shape()
+                )));
             };
             if view.dtype() != Dtype::F32 {
                 return Err(Error::Failed(format!("{name}: {key} holds {:?}, expected F32", view.dtype())));
             }
-            let values: Vec<f32> = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            let values: Vec<f32> =
+                view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
             Ok((key.to_owned(), Tensor::from_data(TensorData::new(values, [*rows, *columns]), device)))
         })
         .collect()

@@ -60,9 +60,9 @@ pub fn read_table(path: &Path) -> Result<Table, Error> {
 
 /// Splits `key=value`; the value is TOML if it parses as such, else a string.
 pub fn parse_set(text: &str) -> Result<(String, Value), Error> {
-    let (key, value) = text.split_once('=').ok_or_else(|| {
-        Error::Input(format!("--set {text:?}: expected key=value, for example --set optim.lr=0.001"))
-    })?;
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| Error::Input(format!("--set {text:?}: expected key=value, for example --set optim.lr=0.001")))?;
     let value = value.trim();
     let parsed = format!("x = {value}").parse::<Table>().ok().filter(|t| t.len() == 1).and_then(|mut t| t.remove("x"));
     Ok((key.trim().into(), parsed.unwrap_or_else(|| Value::String(value.into()))))
@@ -110,7 +110,7 @@ pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loade
         let key = e.path().to_string();
         Error::Input(format!("{source}: {key}: {}", e.into_inner().to_string().trim_end()))
     })?;
-    config.resolve().map_err(|e| match e {
+    config.resolve().and_then(|()| config.data.check_sources()).map_err(|e| match e {
         Error::Input(text) => Error::Input(format!("{source}: {text}")),
         other => other,
     })?;
@@ -140,14 +140,17 @@ fn check_key(source: &str, key: &str, value: &Value, known: &BTreeMap<String, Va
     let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
     let is_section = |s: &str| known.keys().any(|k| k.strip_prefix(s).is_some_and(|rest| rest.starts_with('.')));
     if is_section(key) {
-        return Err(Error::Input(format!("{source}: {key} = {value}: {key} is a section, write [{key}] with keys below it")));
+        return Err(Error::Input(format!(
+            "{source}: {key} = {value}: {key} is a section, write [{key}] with keys below it"
+        )));
     }
     let top = key.split('.').next().unwrap_or(key);
     if !section.is_empty() && !is_section(top) {
         if known.contains_key(top) {
             return Err(Error::Input(format!("{source}: {key}: {top} is a key, not a section")));
         }
-        let sections: std::collections::BTreeSet<&str> = known.keys().filter_map(|k| Some(k.split_once('.')?.0)).collect();
+        let sections: std::collections::BTreeSet<&str> =
+            known.keys().filter_map(|k| Some(k.split_once('.')?.0)).collect();
         let near = nearest(top, sections.iter().copied()).unwrap_or("train");
         return Err(Error::Input(format!("{source}: unknown section [{top}]; did you mean [{near}]?")));
     }
@@ -188,4 +191,86 @@ fn absolute_paths(key: &str, value: &mut Value, folder: &Path) {
         "data.fallback" => data.fallback,
         _ => data.tokenizer,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(text: &str) -> Result<Loaded, Error> {
+        resolve("run.toml", &[(&text.parse::<Table>().unwrap(), Origin::File, Path::new("/data"))])
+    }
+
+    fn refused(text: &str) -> String {
+        match resolved(text) {
+            Err(Error::Input(message)) => message,
+            other => panic!("{text}: expected a refusal, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_the_defaults_resolved() {
+        let config = resolved("").unwrap().config;
+        assert_eq!((config.model.d_ff, config.train.micro_batch_size), (512, 32));
+        assert_eq!(config.intervene, crate::intervene::InterveneConfig::default());
+    }
+
+    #[test]
+    fn unknown_names_are_refused_with_the_nearest_known_one() {
+        for (text, parts) in [
+            ("[optim]\nweight_dekay = 0.1", ["unknown key weight_dekay in [optim]", "optim.weight_decay"]),
+            ("[train]\nmode = \"tied\"", ["unknown key mode in [train]", "head.mode"]),
+            ("[optimm]\nlr = 1.0", ["unknown section [optimm]", "[optim]"]),
+            ("[optimm]", ["unknown section [optimm]", "[optim]"]),
+            ("sead = 1", ["unknown key sead at the top level", "seed"]),
+            ("lr = 1.0", ["unknown key lr at the top level", "optim.lr"]),
+            ("model = 3", ["model is a section", "[model]"]),
+            ("[seed]\nx = 1", ["seed is a key, not a section", "run.toml"]),
+            ("[head]\nmode = \"tide\"", ["head.mode", "unknown variant `tide`"]),
+            ("[train]\nsteps = \"many\"", ["train.steps", "expected u64"]),
+            ("[train]\nsteps = -1", ["train.steps", "-1"]),
+            ("[optim]\nbetas = [0.9]", ["optim.betas", "length 1"]),
+            ("[optim]\nlr = nan", ["optim.lr = NaN", "from 0"]),
+            ("[optim]\ninput_lr_scale = 2", ["optim.input_lr_scale = 2", "\"tied\""]),
+            ("[model]\nn_heads = 3", ["model.n_heads = 3", "does not divide"]),
+            ("[model]\nd_model = 12", ["even head width", "n_heads"]),
+            ("[train]\nmicro_batch_size = 5", ["train.micro_batch_size = 5", "does not divide"]),
+            ("[train]\nprecision = \"bf16\"", ["train.precision", "bf16"]),
+            ("[probe]\nevery = 5", ["probe.every", "no probes"]),
+            ("name = \"a/b\"", ["name = \"a/b\"", "slashes"]),
+        ] {
+            let message = refused(text);
+            assert!(parts.iter().all(|part| message.contains(part)), "{text}\n{message}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_stand_for_floats_and_layers_override() {
+        let file: Table = "[optim]\nlr = 1\n[data]\ncorpus = \"src/lib.rs\"".parse().unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut set = Table::new();
+        for text in ["optim.lr=0.5", "name=x y", "log.tables_at=[1, 2]"] {
+            let (key, value) = parse_set(text).unwrap();
+            insert(&mut set, &key, value).unwrap();
+        }
+        let layers = [(&file, Origin::File, folder), (&set, Origin::Set, Path::new("."))];
+        let loaded = resolve("run.toml", &layers).unwrap();
+        assert_eq!(loaded.config.optim.lr, 0.5);
+        assert_eq!(loaded.config.name, "x y");
+        assert_eq!(loaded.config.log.tables_at, [1, 2]);
+        assert_eq!(
+            Path::new(&loaded.config.data.corpus),
+            folder.join("src/lib.rs"),
+            "relative to the file that names it"
+        );
+        assert_eq!(loaded.origins["optim.lr"], Origin::Set);
+        assert_eq!(loaded.origins["data.corpus"], Origin::File);
+    }
+
+    #[test]
+    fn a_value_with_a_newline_or_no_equals_sign_adds_no_key() {
+        assert!(parse_set("optim.lr").is_err());
+        let (_, value) = parse_set("name=1\nseed=2").unwrap();
+        assert_eq!(value, Value::String("1\nseed=2".into()));
+    }
 }

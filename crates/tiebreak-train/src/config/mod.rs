@@ -212,7 +212,10 @@ impl RunConfig {
 
     fn validate(&self) -> Result<(), Error> {
         let fail = |text: String| Err(Error::Input(text));
-        if self.name.is_empty() || self.name.len() > 150 || self.name.chars().any(|c| c.is_control() || "/\\".contains(c)) {
+        if self.name.is_empty()
+            || self.name.len() > 150
+            || self.name.chars().any(|c| c.is_control() || "/\\".contains(c))
+        {
             return fail(format!(
                 "name = {:?}: expected 1 to 150 characters without slashes or control characters",
                 self.name
@@ -247,10 +250,9 @@ impl RunConfig {
                 return fail(format!("{key} = {value}: expected a number from {low} to {high}"));
             }
         }
-        for (key, scale, role) in [
-            ("input_lr_scale", o.input_lr_scale, Role::Input),
-            ("output_lr_scale", o.output_lr_scale, Role::Output),
-        ] {
+        for (key, scale, role) in
+            [("input_lr_scale", o.input_lr_scale, Role::Input), ("output_lr_scale", o.output_lr_scale, Role::Output)]
+        {
             if scale != 1.0 && !self.head.mode.roles().contains(&role) {
                 return fail(format!(
                     "optim.{key} = {scale}, but head.mode = \"{}\" has no parameter of that side alone: remove the key, \
@@ -270,6 +272,12 @@ impl RunConfig {
             if value == 0 || value > most {
                 return fail(format!("{key} = {value}: expected 1 to {most}"));
             }
+        }
+        if (1..self.data.context_length).contains(&self.eval.tokens) {
+            return fail(format!(
+                "eval.tokens = {}: less than one window of data.context_length = {}; expected 0 (all) or at least that",
+                self.eval.tokens, self.data.context_length
+            ));
         }
         if t.micro_batch_size > 0 && !t.batch_size.is_multiple_of(t.micro_batch_size) {
             return fail(format!(

@@ -46,10 +46,7 @@ impl AdamW {
                 old.first.mul_scalar(b1) + gradient.clone().mul_scalar(1.0 - b1),
                 old.second.mul_scalar(b2) + gradient.clone().mul(gradient).mul_scalar(1.0 - b2),
             ),
-            None => (
-                gradient.clone().mul_scalar(1.0 - b1),
-                gradient.clone().mul(gradient).mul_scalar(1.0 - b2),
-            ),
+            None => (gradient.clone().mul_scalar(1.0 - b1), gradient.clone().mul(gradient).mul_scalar(1.0 - b2)),
         };
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         let root = second.clone().sqrt().div_scalar(correction(b2).sqrt());
@@ -82,7 +79,7 @@ mod tests {
     }
 
     fn read(p: &Parameter) -> f64 {
-        p.value.to_data().to_vec::<f64>().unwrap()[0]
+        crate::step::host(&p.value)[0]
     }
 
     #[test]
