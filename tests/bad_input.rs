@@ -115,7 +115,6 @@ fn configuration() {
         ("device = \"gpu\"", &["device = \"gpu\"", "unknown", "flex"]),
         ("device = \"cuda:0\"", &["device = \"cuda:0\"", "no GPU backend", "flex"]),
         ("device = \"wgpu\"", &["device = \"wgpu\"", "no GPU backend", "flex"]),
-        #[cfg(not(feature = "ndarray"))]
         ("device = \"ndarray\"", &["device = \"ndarray\"", "not in this build", "--features ndarray", "flex"]),
         // Reserved names that this build does not have.
         ("[head]\nrank = 8", &["unknown key rank", "[head]"]),
@@ -191,8 +190,11 @@ fn data() {
         ("[data]\ncorpus = \"number.jsonl\"", &["number.jsonl", "1", "text"]),
         ("[data]\ncorpus = \"folder\"", &["folder", "no .txt or .jsonl"]),
         ("[data]\ncorpus = \"short.txt\"", &["split", "empty", "data.validation_fraction"]),
-        ("[data]\ncontext_length = 3000", &["validation split", "tokens", "data.context_length = 3000", "3001"]),
-        ("[data]\ncontext_length = 500000", &["split has", "data.context_length = 500000"]),
+        (
+            "[data]\ncontext_length = 3000\n[eval]\ntokens = 0",
+            &["validation split", "tokens", "data.context_length = 3000", "3001"],
+        ),
+        ("[data]\ncontext_length = 500000\n[eval]\ntokens = 0", &["split has", "data.context_length = 500000"]),
         ("[data]\nvalidation_fraction = 1e-9", &["validation split is empty", "data.validation_fraction"]),
         ("[data]\ntokenizer = \"bpe:200000\"", &["data.tokenizer = \"bpe:200000\"", "ids only", "or less"]),
         ("[data]\ntokenizer = \"not.json\"", &["not.json", "no usable tokenizer", "JSON"]),
@@ -252,10 +254,10 @@ fn commands() {
         (&["inspect", "none.toml"], &["none.toml", "cannot be read"]),
         (&["inspect", "folder"], &["folder", "no run", "config.toml", "status.json"]),
         (&["train", "run.toml", "--set", "optim.lr"], &["--set", "optim.lr", "expected key=value"]),
-        (&["train", "run.toml", "--set", "=1"], &["--set", "empty key"]),
-        (&["train", "run.toml", "--set", ".lr=1"], &["--set", ".lr"]),
-        (&["train", "run.toml", "--set", "optim.=1"], &["--set", "optim."]),
-        (&["train", "run.toml", "--set", "optim..lr=1"], &["--set", "optim..lr"]),
+        (&["train", "run.toml", "--set", "=1"], &["empty key"]),
+        (&["train", "run.toml", "--set", ".lr=1"], &["unknown", "lr"]),
+        (&["train", "run.toml", "--set", "optim.=1"], &["empty key"]),
+        (&["train", "run.toml", "--set", "optim..lr=1"], &["unknown", "lr"]),
         (&["train", "run.toml", "--set", "optim.lrr=1"], &["unknown key lrr", "[optim]", "did you mean optim.lr"]),
         (&["train", "run.toml", "--set", "optm.lr=1"], &["unknown section [optm]", "did you mean [optim]"]),
         (&["train", "run.toml", "--set", "optim.lr=fast"], &["optim.lr", "fast", "expected"]),
@@ -427,7 +429,10 @@ fn sweeps() {
         (&["sweep", "sweep.toml", "--set", "seed=3"], &["seed=3", "sweep.seeds"]),
         (&["sweep", "sweep.toml", "--set", "sweep.seedz=[3]"], &["unknown key seedz", "seeds"]),
         (&["sweep", "sweep.toml", "--set", "optim.lrr=3"], &["unknown key lrr", "optim.lr"]),
-        (&["sweep", "sweep.toml", "--set", "data.context_length=100000"], &["split has", "data.context_length"]),
+        (
+            &["sweep", "sweep.toml", "--set", "data.context_length=100000", "--set", "eval.tokens=0"],
+            &["split has", "data.context_length"],
+        ),
         (&["sweep", "sweep.toml", "--out", "file"], &["--out", "file"]),
         (&["sweep", "sweep.toml", "--out", "file/below"], &["--out", "file"]),
     ] {

@@ -268,7 +268,8 @@ impl RunDir {
         for (step, tag, _) in self.metrics() {
             assert!(seen.insert((step, tag.clone())), "{tag} at step {step} twice");
         }
-        let left: Vec<_> = tree(&self.0).into_keys().filter(|p| p.to_string_lossy().contains(".tmp")).collect();
+        let unfinished = |p: &PathBuf| p.file_name().unwrap().to_string_lossy().contains(".tmp");
+        let left: Vec<_> = tree(&self.0).into_keys().filter(unfinished).collect();
         assert!(left.is_empty(), "{left:?}");
     }
 

@@ -4,3 +4,6 @@ mod bad_input;
 mod golden;
 mod harness;
 mod invariants;
+mod resume;
+mod sweep;
+mod tensorboard;

@@ -245,7 +245,7 @@ fn run(command: Command) -> Result<End, Error> {
 }
 
 fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {
-    let Loaded { config, .. } = config::load(path, sets)?;
+    let Loaded { config, .. } = show::runnable(path, sets)?;
     let announce = |folder: &Path| _ = print(&folder.display().to_string());
     let options = TrainOptions { out, resume, stop: stop_on_signals()?, announce: &announce };
     match tiebreak_train::train(&config, &options)? {

@@ -7,6 +7,7 @@ use tiebreak_data::{DataInfo, FetchReport, InspectReport, PathReport};
 use tiebreak_sweep::Sweep;
 use tiebreak_train::Error;
 use tiebreak_train::config::{self, Loaded, Origin, flatten, read_table};
+use tiebreak_train::device::DeviceSpec;
 
 fn is_sweep(file: &Path) -> Result<bool, Error> {
     Ok(read_table(file)?.contains_key("sweep"))
@@ -14,7 +15,17 @@ fn is_sweep(file: &Path) -> Result<bool, Error> {
 
 /// Loads a run or sweep file as running it would, short of its data.
 pub fn check(file: &Path, sets: &[String]) -> Result<(), Error> {
-    if is_sweep(file)? { Sweep::load(file, sets).map(|_| ()) } else { config::load(file, sets).map(|_| ()) }
+    if is_sweep(file)? { Sweep::load(file, sets).map(|_| ()) } else { runnable(file, sets).map(|_| ()) }
+}
+
+/// Loads a run file and refuses a device that this build lacks and sources of data that are not there.
+pub fn runnable(file: &Path, sets: &[String]) -> Result<Loaded, Error> {
+    let loaded = config::load(file, sets)?;
+    let device = loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind);
+    match device.and_then(|_| loaded.config.data.check_sources()) {
+        Err(Error::Input(text)) => Err(Error::Input(format!("{}: {text}", file.display()))),
+        other => other.map(|()| loaded),
+    }
 }
 
 /// Every key, its value and its origin; for a sweep, its cells.
@@ -56,7 +67,8 @@ pub fn corpora() -> Result<String, Error> {
     let mut text = String::new();
     for c in tiebreak_data::corpora()? {
         let state = if c.available { "ready" } else { "to fetch" };
-        let _ = writeln!(text, "{:<10} {state:<9} {} ({}; {})", c.name, c.title, c.licence, c.packages.join(", "));
+        let from = if c.packages.is_empty() { "built in".into() } else { c.packages.join(", ") };
+        let _ = writeln!(text, "{:<10} {state:<9} {} ({}; {from})", c.name, c.title, c.licence);
     }
     Ok(text)
 }

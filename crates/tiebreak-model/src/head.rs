@@ -65,7 +65,7 @@ fn chunks<'a>(
     let [n, d] = state_nd.dims();
     (0..n).step_by(chunk).map(move |start| {
         let end = (start + chunk).min(n);
-        let targets_m = targets_n.clone().slice([start..end]);
+        let targets_m = targets_n.clone().slice_dim(0, start..end);
         (state_nd.clone().slice([start..end, 0..d]), targets_m.unsqueeze_dim(1))
     })
 }

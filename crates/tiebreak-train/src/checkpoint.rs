@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tiebreak_data::Error;
 use tiebreak_model::Model;
 
@@ -29,6 +30,15 @@ pub struct State {
     pub logs: Lengths,
 }
 
+/// `state.json`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    state: State,
+    /// Of the other files, by name: safetensors has no sums of its own.
+    sha256: BTreeMap<String, String>,
+}
+
 /// Writes `folder/step-<n>` and removes all but the newest `keep`.
 pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep: usize) -> Result<(), Error> {
     let failed = |path: &Path, e: std::io::Error| Error::Failed(format!("{}: cannot be written: {e}", path.display()));
@@ -43,13 +53,14 @@ pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep
         .iter()
         .flat_map(|(path, m)| [(format!("{path}/first"), &m.first), (format!("{path}/second"), &m.second)])
         .collect();
-    let step = [("step", state.step.to_string()), ("identity", state.identity.clone())];
-    let json = serde_json::to_vec_pretty(state).map_err(|e| Error::Failed(format!("{STATE}: {e}")))?;
-    let files = [
-        (MODEL, tensors::to_bytes(parameters, &step)?),
-        (OPTIMISER, tensors::to_bytes(moments.iter().map(|(n, t)| (n.as_str(), *t)), &step)?),
-        (STATE, json),
+    let origin = || ("origin", format!("step {} of run {}", state.step, state.identity));
+    let mut files = vec![
+        (MODEL, tensors::to_bytes(parameters, origin())?),
+        (OPTIMISER, tensors::to_bytes(moments.iter().map(|(n, t)| (n.as_str(), *t)), origin())?),
     ];
+    let sums = files.iter().map(|(file, bytes)| ((*file).to_owned(), sha256(bytes)));
+    let record = Record { state: state.clone(), sha256: sums.collect() };
+    files.push((STATE, serde_json::to_vec_pretty(&record).map_err(|e| Error::Failed(format!("{STATE}: {e}")))?));
     for (file, bytes) in files {
         let path = temporary.join(file);
         let write = || {
@@ -79,11 +90,6 @@ pub fn list(folder: &Path) -> Result<Vec<u64>, Error> {
     Ok(steps)
 }
 
-/// Removes what an interrupted save left.
-pub fn clean(folder: &Path) -> Result<(), Error> {
-    entries(folder)?.iter().filter(|name| name.starts_with(".tmp-")).try_for_each(|name| remove(&folder.join(name)))
-}
-
 /// Loads `folder/step-<step>` into a model of the same configuration; refuses any missing, extra or misshapen tensor.
 pub fn load(
     folder: &Path,
@@ -94,7 +100,7 @@ pub fn load(
     device: &Device,
 ) -> Result<State, Error> {
     let path = folder.join(format!("step-{step}"));
-    let state = read_state(&path)?;
+    let Record { state, sha256: sums } = read_record(&path)?;
     if state.identity != identity || state.step != step {
         return Err(Error::Input(format!(
             "{}: belongs to step {} of run {:.8}, not to step {step} of run {identity:.8}: choose another --out",
@@ -102,6 +108,13 @@ pub fn load(
             state.step,
             state.identity
         )));
+    }
+    for (name, expected) in &sums {
+        let file = path.join(name);
+        let bytes = fs::read(&file).map_err(|e| damaged(&file, &path, &e.to_string()))?;
+        if sha256(&bytes) != *expected {
+            return Err(damaged(&file, &path, "damaged: its SHA-256 is not the one it was written with"));
+        }
     }
     load_model(&path, model, device)?;
     let file = path.join(OPTIMISER);
@@ -129,13 +142,22 @@ pub fn load_model(path: &Path, model: &mut Model, device: &Device) -> Result<(),
     refuse_rest(&file, &stored)
 }
 
-fn read_state(path: &Path) -> Result<State, Error> {
+fn read_record(path: &Path) -> Result<Record, Error> {
     let file = path.join(STATE);
-    let bad = |e: String| {
-        Error::Failed(format!("{}: {e}; remove {} to fall back on an earlier one", file.display(), path.display()))
-    };
-    let bytes = fs::read(&file).map_err(|e| bad(e.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))
+    let bytes = fs::read(&file).map_err(|e| damaged(&file, path, &e.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|e| damaged(&file, path, &e.to_string()))
+}
+
+fn damaged(file: &Path, checkpoint: &Path, what: &str) -> Error {
+    Error::Failed(format!(
+        "{}: {what}; remove {} to fall back on an earlier checkpoint or, if it is the only one, to start again",
+        file.display(),
+        checkpoint.display()
+    ))
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn take(

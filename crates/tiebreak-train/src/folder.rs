@@ -1,10 +1,14 @@
 //! A run's folder: its files, its state, its lock.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{Error, Lock, write_atomic};
+
+/// How names begin of what is not written to its end yet.
+const TEMPORARY: &str = ".tmp-";
 
 /// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +77,7 @@ impl RunFolder {
     pub fn status(&self) -> Result<Option<Status>, Error> {
         let path = self.status_file();
         let bytes = match fs::read(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             other => other.map_err(|e| Error::Failed(format!("{}: cannot be read: {e}", path.display())))?,
         };
         let mut status: Status = serde_json::from_slice(&bytes)
@@ -84,16 +88,44 @@ impl RunFolder {
         Ok(Some(status))
     }
 
+    /// Removes what a killed process left half written. The caller holds the lock.
+    pub fn clean(&self) -> Result<(), Error> {
+        for folder in [self.0.clone(), self.0.join("tables"), self.checkpoints()] {
+            let failed = |e: std::io::Error| Error::Failed(format!("{}: cannot be tidied: {e}", folder.display()));
+            let entries = match fs::read_dir(&folder) {
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                other => other.map_err(failed)?,
+            };
+            for entry in entries {
+                let entry = entry.map_err(failed)?;
+                if !entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+                    continue;
+                }
+                let is_dir = entry.file_type().map_err(failed)?.is_dir();
+                let remove = if is_dir { fs::remove_dir_all } else { fs::remove_file };
+                remove(entry.path()).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A file, in a folder that has no status, that no process of ours can have left there.
+    pub(crate) fn foreign_file(&self) -> Option<String> {
+        let names = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let mut names = names.map(|e| e.file_name().to_string_lossy().into_owned());
+        // The status comes after these three.
+        names.find(|n| !n.starts_with(TEMPORARY) && !["lock", "config.toml", "env.json"].contains(&n.as_str()))
+    }
+
     /// Replaces `status.json`.
     pub fn set_status(&self, status: &Status) -> Result<(), Error> {
         let json = serde_json::to_vec_pretty(status).map_err(|e| Error::Failed(format!("status.json: {e}")))?;
         write_atomic(&self.status_file(), &json)
     }
 
-    /// Takes the folder's lock, or says that another process has it.
-    pub fn lock(&self) -> Result<Lock, Error> {
-        Lock::try_acquire(&self.lock_file())?
-            .ok_or_else(|| Error::Input(format!("{}: another process is writing this run", self.0.display())))
+    /// Takes the folder's lock; `None` if another process has it.
+    pub fn lock(&self) -> Result<Option<Lock>, Error> {
+        Lock::try_acquire(&self.lock_file())
     }
 
     fn lock_file(&self) -> PathBuf {

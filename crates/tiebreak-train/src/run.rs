@@ -56,20 +56,26 @@ struct Recorded {
 /// Trains, or goes on training, one run.
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
     let kind = config.device.parse::<DeviceSpec>()?.kind()?;
+    let out = options.out.display();
+    if RunFolder::is_run(options.out) {
+        return Err(Error::Input(format!(
+            "--out {out}: this is a run's own folder; choose its parent or another folder"
+        )));
+    }
+    if options.out.exists() && !options.out.is_dir() {
+        return Err(Error::Input(format!("--out {out}: this is a file; choose a folder")));
+    }
     let data = prepare(&config.data)?;
     let identity = identity(config, &data.info, kind);
     let folder = RunFolder(options.out.join(run_folder_name(config, &identity)));
-    if RunFolder::is_run(options.out) {
-        return Err(Error::Input(format!(
-            "--out {}: this is a run's own folder; choose its parent or another folder",
-            options.out.display()
-        )));
-    }
     // A complete run needs no lock, and asking must work on a folder that is read-only by now.
     if let Some(status) = check_owner(&folder, &identity)? {
         if status.state == RunState::Complete {
             (options.announce)(&folder.0);
             return Ok(Outcome::AlreadyComplete);
+        }
+        if status.state == RunState::Running {
+            return Err(being_written(&folder));
         }
         if !options.resume {
             return Err(Error::Input(format!(
@@ -80,12 +86,12 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
             )));
         }
     }
-    std::fs::create_dir_all(&folder.0).map_err(|e| {
-        Error::Input(format!("--out {}: cannot make {}: {e}", options.out.display(), folder.0.display()))
-    })?;
-    let _lock = folder.lock()?;
+    std::fs::create_dir_all(&folder.0)
+        .map_err(|e| Error::Input(format!("--out {out}: cannot make the folder {}: {e}", folder.0.display())))?;
+    let _lock = folder.lock()?.ok_or_else(|| being_written(&folder))?;
     // Another process may have finished between the look above and the lock.
-    if check_owner(&folder, &identity)?.is_some_and(|s| s.state == RunState::Complete) {
+    let before = check_owner(&folder, &identity)?;
+    if before.as_ref().is_some_and(|s| s.state == RunState::Complete) {
         (options.announce)(&folder.0);
         return Ok(Outcome::AlreadyComplete);
     }
@@ -95,9 +101,11 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
     (options.announce)(&folder.0);
     let run = Run { config, data: &data, identity: &identity, folder: &folder, device, kind, threads };
-    let mut step = 0;
+    let mut step = before.map_or(0, |s| s.step);
     let ended = pool.install(|| run.go(options, &mut step));
     let (state, reason) = match &ended {
+        // Found before anything was written, so that the run stands where it stood.
+        Err(Error::Input(_)) => return ended,
         Ok(Outcome::Complete | Outcome::AlreadyComplete) => (RunState::Complete, None),
         Ok(Outcome::Interrupted) => (RunState::Interrupted, Some("stopped by a signal".to_owned())),
         Ok(Outcome::Diverged(reason)) => (RunState::Diverged, Some(reason.clone())),
@@ -121,17 +129,15 @@ fn check_owner(folder: &RunFolder, identity: &str) -> Result<Option<Status>, Err
     match &status {
         Some(status) if status.identity != identity => foreign("the folder holds another run"),
         Some(_) => Ok(status),
-        None => {
-            // A process that died before its first status left at most its lock and configuration.
-            let mut names = std::fs::read_dir(&folder.0).into_iter().flatten().flatten().map(|e| e.file_name());
-            match names.find(|n| !["lock", "config.toml", "env.json"].contains(&&*n.to_string_lossy())) {
-                Some(name) => {
-                    foreign(&format!("the folder is no run of tiebreak (it holds {})", name.to_string_lossy()))
-                }
-                None => Ok(None),
-            }
-        }
+        None => match folder.foreign_file() {
+            Some(name) => foreign(&format!("the folder is no run of tiebreak (it holds {name})")),
+            None => Ok(None),
+        },
     }
+}
+
+fn being_written(folder: &RunFolder) -> Error {
+    Error::Input(format!("{}: another process is writing this run", folder.0.display()))
 }
 
 /// The thread count: as recorded by the run that is resumed, else as configured, else all cores.
@@ -161,9 +167,12 @@ impl Run<'_> {
         let mut optimiser = AdamW::new(config.optim.betas, config.optim.eps);
         let logs = self.restore(&mut model, &mut optimiser, step)?;
         self.write_records(*step, logs.is_some())?;
+        // Before any other file: a folder that holds logs but no status is taken for somebody else's.
+        self.set_running(*step)?;
+        // Nothing is in memory that this checkpoint lacks; at step 0 there is nothing to keep.
+        let mut saved = *step;
         let mut trackers = Trackers::open(&self.folder.0, logs)?;
         trackers.session_start(&self.hparams()?, &config.name)?;
-        self.set_running(*step)?;
 
         let context = config.data.context_length;
         let windows = window_count(self.data.train.len(), context);
@@ -181,8 +190,10 @@ impl Run<'_> {
         }
         while *step < steps {
             if options.stop.load(Ordering::Relaxed) {
-                self.checkpoint(&model, &optimiser, *step, &mut trackers)?;
-                progress.finish(&format!("{}: interrupted at step {step}, checkpoint written", config.name));
+                if saved != *step {
+                    self.checkpoint(&model, &optimiser, *step, &mut trackers)?;
+                }
+                progress.finish(&format!("{} s{}: interrupted at step {step}", config.name, config.seed));
                 return Ok(Outcome::Interrupted);
             }
             let started = Instant::now();
@@ -238,6 +249,7 @@ impl Run<'_> {
             }
             if at(config.checkpoint.every) {
                 self.checkpoint(&model, &optimiser, next, &mut trackers)?;
+                saved = next;
                 self.set_running(next)?;
             }
         }
@@ -256,10 +268,15 @@ impl Run<'_> {
     /// Loads the newest checkpoint, if there is one; gives the lengths to which the logs are cut.
     fn restore(&self, model: &mut Model, optimiser: &mut AdamW, step: &mut u64) -> Result<Option<Lengths>, Error> {
         let folder = self.folder.checkpoints();
-        checkpoint::clean(&folder)?;
-        let Some(newest) = checkpoint::list(&folder)?.pop() else { return Ok(None) };
-        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, &self.device)?;
+        let Some(newest) = checkpoint::list(&folder)?.pop() else {
+            *step = 0;
+            self.folder.clean()?;
+            return Ok(None);
+        };
+        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, &self.device)
+            .map_err(|e| Error::Input(e.to_string()))?;
         *step = state.step;
+        self.folder.clean()?;
         tracing::info!(step = state.step, "resumed from a checkpoint");
         Ok(Some(state.logs))
     }
@@ -303,7 +320,7 @@ impl Run<'_> {
         let shared = model.interface.kind() == tiebreak_model::interface::ModeKind::Tied;
         let output = (!shared).then_some(("output", &pair.output_vd));
         let tables = std::iter::once(("input", &pair.input_vd)).chain(output);
-        let bytes = tensors::to_bytes(tables, &[("step", step.to_string()), ("shared", shared.to_string())])?;
+        let bytes = tensors::to_bytes(tables, ("step", step.to_string()))?;
         let path = self.folder.table(step);
         let folder = path.parent().unwrap_or(&self.folder.0);
         std::fs::create_dir_all(folder)

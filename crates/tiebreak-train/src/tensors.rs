@@ -7,10 +7,11 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tiebreak_data::Error;
 
-/// Bytes of a safetensors file with single-precision matrices, in the given order's names.
+/// Bytes of a safetensors file with single-precision matrices by name; the same tensors give the same bytes. `metadata` is one
+/// entry only, for the format's writer puts several into an order that changes from call to call.
 pub fn to_bytes<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a Tensor<2>)>,
-    metadata: &[(&str, String)],
+    metadata: (&str, String),
 ) -> Result<Vec<u8>, Error> {
     let data: Vec<(&str, Vec<usize>, Vec<u8>)> = tensors
         .map(|(name, tensor)| {
@@ -22,7 +23,7 @@ pub fn to_bytes<'a>(
         TensorView::new(Dtype::F32, shape.clone(), bytes).map(|view| (*name, view)).map_err(|e| e.to_string())
     });
     let views = views.collect::<Result<Vec<_>, _>>().map_err(|e| Error::Failed(format!("safetensors: {e}")))?;
-    let metadata: HashMap<String, String> = metadata.iter().map(|(k, v)| ((*k).into(), v.clone())).collect();
+    let metadata = HashMap::from([(metadata.0.to_owned(), metadata.1)]);
     safetensors::serialize(views, Some(metadata)).map_err(|e| Error::Failed(format!("safetensors: {e}")))
 }
 
