@@ -63,9 +63,12 @@ pub fn parse_set(text: &str) -> Result<(String, Value), Error> {
     let (key, value) = text
         .split_once('=')
         .ok_or_else(|| Error::Input(format!("--set {text:?}: expected key=value, for example --set optim.lr=0.001")))?;
-    let value = value.trim();
+    let (key, value) = (key.trim(), value.trim());
+    if key.split('.').any(str::is_empty) {
+        return Err(Error::Input(format!("--set {text:?}: {key:?} is no key; expected a name such as optim.lr")));
+    }
     let parsed = format!("x = {value}").parse::<Table>().ok().filter(|t| t.len() == 1).and_then(|mut t| t.remove("x"));
-    Ok((key.trim().into(), parsed.unwrap_or_else(|| Value::String(value.into()))))
+    Ok((key.into(), parsed.unwrap_or_else(|| Value::String(value.into()))))
 }
 
 /// Puts a value at a dotted key, making the sections on the way.
@@ -110,7 +113,7 @@ pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loade
         let key = e.path().to_string();
         Error::Input(format!("{source}: {key}: {}", e.into_inner().to_string().trim_end()))
     })?;
-    config.resolve().and_then(|()| config.data.check_sources()).map_err(|e| match e {
+    config.resolve().map_err(|e| match e {
         Error::Input(text) => Error::Input(format!("{source}: {text}")),
         other => other,
     })?;
