@@ -37,7 +37,12 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
         target.to_path_buf()
     };
     let config = config::load(&path, sets)?.config;
-    let vocabulary = tiebreak_sweep::vocabulary(&config.data)?;
+    // A run knows its vocabulary; its tokenizer's file may have changed or gone since.
+    let recorded = if target.is_dir() { RunFolder(target.into()).vocabulary()? } else { None };
+    let vocabulary = match recorded {
+        Some(vocabulary) => vocabulary,
+        None => config.data.vocabulary()?,
+    };
     Ok(report(&config, vocabulary))
 }
 

@@ -138,6 +138,11 @@ pub trait HeadMode: Send {
     /// Its kind.
     fn kind(&self) -> ModeKind;
 
+    /// Whether E and U are one matrix, so that it is kept and measured once.
+    fn one_matrix(&self) -> bool {
+        false
+    }
+
     /// E and U, once per optimiser step.
     fn pair(&self) -> Pair;
 

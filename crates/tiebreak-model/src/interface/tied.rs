@@ -26,6 +26,10 @@ impl HeadMode for Tied {
         ModeKind::Tied
     }
 
+    fn one_matrix(&self) -> bool {
+        true
+    }
+
     fn pair(&self) -> Pair {
         let table = &self.table.parameter.value;
         Pair { input_vd: table.clone(), output_vd: table.clone() }
