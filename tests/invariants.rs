@@ -3,13 +3,17 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use tiebreak_model::interface::{HeadConfig, ModeKind, Role};
 use tiebreak_model::rng::Stream;
-use tiebreak_model::{Model, ModelConfig, Placement, head};
+use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::optim::AdamW;
 use tiebreak_train::step::{MicroBatch, gradients, host, update};
 
 const V: usize = 23;
 const T: usize = 7;
+
+fn head(mode: ModeKind) -> HeadConfig {
+    HeadConfig { mode }
+}
 
 fn model(mode: ModeKind, dtype: DType) -> Model {
     let config = ModelConfig { d_model: 12, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() };
@@ -119,7 +123,7 @@ fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
     assert_eq!(paths.iter().filter(|p| p.contains("table")).count(), 1);
     let total: usize = model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum();
     let shape = ModelConfig { d_model: 12, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() };
-    let (tied, untied) = (shape.count(ModeKind::Tied, V, T), shape.count(ModeKind::Untied, V, T));
+    let (tied, untied) = (shape.count(&head(ModeKind::Tied), V, T), shape.count(&head(ModeKind::Untied), V, T));
     assert_eq!(tied.unique, total);
     assert_eq!((tied.embedding, tied.head), (V * 12, 0));
     assert_eq!(untied.unique - tied.unique, V * 12);
@@ -137,10 +141,10 @@ fn counted_parameters_are_the_parameters_that_exist() {
             let at = Placement::f32(&Device::flex());
             let model = Model::init(&config, &HeadConfig { mode }, V, T, 0, &at);
             let total: usize = model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum();
-            assert_eq!(config.count(mode, V, T).unique, total, "{mode:?} {text}");
-            assert_eq!(mode.roles().len(), model.interface.parameters().len());
-            let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
-            assert_eq!(roles, mode.roles());
+            assert_eq!(config.count(&head(mode), V, T).unique, total, "{mode:?} {text}");
+            let said: Vec<(Role, [usize; 2])> =
+                model.interface.parameters().iter().map(|p| (p.role, p.parameter.value.dims())).collect();
+            assert_eq!(said, head(mode).parameters(V, 8));
         }
     }
 }
@@ -235,7 +239,7 @@ fn thread_count_changes_no_bit() {
 #[test]
 fn chunks_of_the_head_equal_the_whole() {
     // Two full chunks and an odd rest, in f64 against a composition that holds every logit.
-    let (n, v, d) = (2 * head::CHUNK + 77, 31, 6);
+    let (n, v, d) = (2 * tiebreak_model::head::CHUNK + 77, 31, 6);
     let mut rng = Stream::new(4, "head");
     let mut random = |rows: usize| {
         let values = rng.normals(rows * d, 1.0, None);
@@ -244,8 +248,8 @@ fn chunks_of_the_head_equal_the_whole() {
     let (h_nd, u_vd) = (random(n), random(v));
     let targets: Vec<i32> = (0..n as i32).map(|i| i * i % v as i32).collect();
     let targets = |device: &Device| Tensor::<1, Int>::from_data(TensorData::new(targets.clone(), [n]), device);
-    let found = head::loss_and_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), n, 1.0);
-    let nats = head::nats(h_nd.clone(), &u_vd, targets(&Device::flex()));
+    let found = tiebreak_model::head::loss_and_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), n, 1.0);
+    let nats = tiebreak_model::head::nats(h_nd.clone(), &u_vd, targets(&Device::flex()));
     assert_eq!(host(&nats), host(&found.nats_n));
 
     let (h, u) = (Tensor::from_inner(h_nd).require_grad(), Tensor::from_inner(u_vd).require_grad());
@@ -264,7 +268,7 @@ fn a_target_far_below_the_largest_logit_keeps_a_finite_loss() {
     let h = Tensor::<2>::from_data([[1.0f32]], &Device::flex());
     let u = Tensor::<2>::from_data([[500.0f32], [0.0]], &Device::flex());
     let targets = Tensor::<1, Int>::from_data([1], &Device::flex());
-    assert_eq!(host(&head::nats(h, &u, targets)), [500.0]);
+    assert_eq!(host(&tiebreak_model::head::nats(h, &u, targets)), [500.0]);
 }
 
 #[test]

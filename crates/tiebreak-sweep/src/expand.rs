@@ -100,7 +100,7 @@ fn cell(
 /// Distinct parameters of a cell's model.
 pub(crate) fn parameters(config: &tiebreak_train::config::RunConfig) -> Result<usize, Error> {
     let vocabulary = config.data.vocabulary()?;
-    Ok(config.model.count(config.head.mode, vocabulary, config.data.context_length).unique)
+    Ok(config.model.count(&config.head, vocabulary, config.data.context_length).unique)
 }
 
 /// Solves `model.d_ff` of the arm's cells so that each has as many parameters as the target's cell of the same grid point and seed.
@@ -115,15 +115,15 @@ fn match_parameters(cells: &mut [Cell], arm: &Arm) -> Result<(), Error> {
         let Some(reference) = cells.iter().find(same_point) else { continue };
         let wanted = parameters(&reference.loaded.config)?;
         let config = &cell.loaded.config;
-        let (mode, ids, context) = (config.head.mode, config.data.vocabulary()?, config.data.context_length);
-        let Some(d_ff) = config.model.d_ff_for(wanted, mode, ids, context) else {
+        let (head, ids, context) = (&config.head, config.data.vocabulary()?, config.data.context_length);
+        let Some(d_ff) = config.model.d_ff_for(wanted, head, ids, context) else {
             let smallest =
-                tiebreak_model::ModelConfig { d_ff: 8, ..config.model.clone() }.count(mode, ids, context).unique;
+                tiebreak_model::ModelConfig { d_ff: 8, ..config.model.clone() }.count(head, ids, context).unique;
             return Err(Error::Input(format!(
                 "arm {:?}: match_parameters = {target:?}: no model.d_ff (a multiple of 8) brings the {} model of depth {} and width {} \
                  within 1 % of {wanted} parameters; the smallest, with d_ff = 8, has {smallest}. Use a smaller vocabulary or a larger target",
                 cell.name,
-                mode_name(mode),
+                mode_name(head.mode),
                 config.model.n_layers,
                 config.model.d_model,
             )));

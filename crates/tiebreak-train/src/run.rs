@@ -402,7 +402,7 @@ impl Run<'_> {
             "arch": std::env::consts::ARCH,
             "starts": starts,
             "parameters": self.config.model.count(
-                self.config.head.mode, self.data.tokenizer.vocabulary(), self.config.data.context_length),
+                &self.config.head, self.data.tokenizer.vocabulary(), self.config.data.context_length),
             "data": self.data.info,
         });
         let bytes = serde_json::to_vec_pretty(&env).map_err(|e| Error::Failed(format!("env.json: {e}")))?;

@@ -253,7 +253,7 @@ impl RunConfig {
         for (key, scale, role) in
             [("input_lr_scale", o.input_lr_scale, Role::Input), ("output_lr_scale", o.output_lr_scale, Role::Output)]
         {
-            if scale != 1.0 && !self.head.mode.roles().contains(&role) {
+            if scale != 1.0 && !self.head.has_role(role) {
                 return fail(format!(
                     "optim.{key} = {scale}, but head.mode = \"{}\" has no parameter of that side alone: remove the key, \
                      use optim.table_lr_scale, or choose a mode such as \"untied\"",
