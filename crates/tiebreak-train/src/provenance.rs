@@ -1,10 +1,10 @@
 //! What each side gives to the table: the grad/ scalars.
 
 use burn::tensor::Tensor;
+use tiebreak_kernels::{RowProducts, row_products, same_buffer, squares};
 use tiebreak_model::interface::Sides;
 
 use crate::intervene::Factors;
-use crate::step::{read, squares};
 use crate::track::Tag;
 
 /// Sums over the V x d gradients of one step, before scale and clip.
@@ -32,17 +32,19 @@ impl Provenance {
         last: (Tensor<2>, Tensor<2>),
         factors: Factors,
     ) -> Self {
-        let row_sums = |a: &Tensor<2>, b: &Tensor<2>| a.clone().mul(b.clone()).sum_dim(1);
-        let rows = vec![row_sums(input_vd, input_vd), row_sums(output_vd, output_vd), row_sums(input_vd, output_vd)];
-        let mut rows = read(rows).into_iter();
-        let mut next = || rows.next().unwrap_or_default();
-        let (input_rows, output_rows, dot) = (next(), next(), next().iter().sum());
-        let total = |side: fn(&Sides) -> &Option<Tensor<2>>| {
-            squares(shared.iter().filter_map(|s| side(s).as_ref())).iter().sum::<f64>()
+        let RowProducts { aa: input_rows, bb: output_rows, ab } = row_products(input_vd, output_vd);
+        let dot = ab.iter().sum();
+        // Where a part is one of the two sides itself, its length is known.
+        let whole = [(input_vd, input_rows.iter().sum::<f64>()), (output_vd, output_rows.iter().sum())];
+        let square = |t: &Tensor<2>| match whole.iter().find(|(side, _)| same_buffer(side, t)) {
+            Some((_, sum)) => *sum,
+            None => squares([t].into_iter())[0],
         };
+        let total =
+            |side: fn(&Sides) -> &Option<Tensor<2>>| shared.iter().filter_map(|s| side(s).as_ref()).map(square).sum();
         let shared = (!shared.is_empty()).then(|| (total(|s| &s.input), total(|s| &s.output)));
-        let authors = squares([&last.0, &last.1].into_iter());
-        Self { input_rows, output_rows, dot, shared, authors: (authors[0], authors[1]), factors }
+        let authors = (square(&last.0), square(&last.1));
+        Self { input_rows, output_rows, dot, shared, authors, factors }
     }
 
     /// The tags of the step. Ratios whose denominator is 0 are left out.
