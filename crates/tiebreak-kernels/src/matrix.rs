@@ -148,13 +148,19 @@ pub(crate) fn multiply_parallel(y: MatrixMut, a: Matrix, b: Matrix, into: Into) 
     parts.into_par_iter().for_each(|(part, a, b)| multiply(part, a, b, into));
 }
 
-/// Rows and columns of a task.
+/// Rows and columns of a task: the longer side is cut, into pieces long enough that packing the other operand again for
+/// each costs little.
 fn grid(rows: usize, columns: usize) -> (usize, usize) {
-    const TASKS: usize = 8;
-    if columns >= 64 * TASKS {
-        (rows.max(64), columns.div_ceil(TASKS).next_multiple_of(64))
-    } else {
-        (rows.div_ceil(TASKS).next_multiple_of(64).max(64), columns.max(1))
+    let piece = |length: usize| match length {
+        0..1024 => length.div_ceil(2).next_multiple_of(64).max(64),
+        1024..=4096 => 512,
+        _ => 1024,
+    };
+    match (rows, columns) {
+        // One cut would leave two tasks.
+        (512..1024, 256..1024) | (256..1024, 512..1024) => (piece(rows), piece(columns)),
+        _ if columns >= rows => (rows.max(1), piece(columns)),
+        _ => (piece(rows), columns.max(1)),
     }
 }
 
