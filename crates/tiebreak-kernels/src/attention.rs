@@ -170,6 +170,8 @@ simd! {
         let rows = scores.chunks_exact_mut(columns).zip(dp.chunks_exact_mut(columns));
         for (r, ((row, dp), (log_sum, mean))) in rows.zip(log_sums.iter().zip(means)).enumerate() {
             row[first + r + 1..].fill(NEVER);
+            // Copies, since through the references the compiler would read them again for every element.
+            let (log_sum, mean) = (*log_sum, *mean);
             for (p, dp) in row.iter_mut().zip(dp) {
                 *p = exp::<FMA>(*p - log_sum);
                 *dp = *p * (*dp - mean);
