@@ -6,6 +6,7 @@ Needs    `pip install torch`; --compile also needs a C++ compiler.
 Measures whole optimiser steps on the CPU: forward, mean cross-entropy over all logits at once, backward, clip at 1.0, AdamW with
          decay on matrices, on random tokens. No data loading, logging or gradient provenance. d_ff = 4 d_model.
          --block default: swiglu, layer norm without affine, rope.  gpt: gelu (tanh), layer norm with gain and bias, learned positions.
+         rms: as gpt, with RMS norm and its gain.
 Prints   one JSON object. median_step_ms and tokens_per_second (from that median) leave out the warm-up steps; peak_rss_mb (MiB) is of
          the whole process, the interpreter and PyTorch's libraries included.
 """
@@ -21,13 +22,16 @@ import torch.nn.functional as F
 from torch import nn
 
 
+def norm(a):
+    return nn.RMSNorm(a.d_model, eps=1e-5) if a.block == "rms" else nn.LayerNorm(a.d_model, elementwise_affine=a.block == "gpt")
+
+
 class Block(nn.Module):
     def __init__(self, a):
         super().__init__()
         self.heads, self.default = a.heads, a.block == "default"
         d, d_ff = a.d_model, 4 * a.d_model
-        self.norm_attention = nn.LayerNorm(d, elementwise_affine=not self.default)
-        self.norm_mlp = nn.LayerNorm(d, elementwise_affine=not self.default)
+        self.norm_attention, self.norm_mlp = norm(a), norm(a)
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.out = nn.Linear(d, d, bias=False)
         self.up = nn.Linear(d, 2 * d_ff if self.default else d_ff, bias=False)
@@ -62,7 +66,7 @@ class Model(nn.Module):
         self.head = nn.Linear(d, a.vocab, bias=False)
         self.position = None if default else nn.Embedding(a.context, d)
         self.blocks = nn.ModuleList(Block(a) for _ in range(a.layers))
-        self.norm_final = nn.LayerNorm(d, elementwise_affine=not default)
+        self.norm_final = norm(a)
         for p in self.parameters():
             if p.ndim == 2:
                 nn.init.normal_(p, std=d ** -0.5)
@@ -87,7 +91,7 @@ def main():
     for name, default in dict(d_model=128, layers=4, heads=4, context=128, batch=32, vocab=3144, steps=20, warmup=3, threads=0).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--head", choices=["tied", "untied"], default="tied")
-    parser.add_argument("--block", choices=["default", "gpt"], default="default")
+    parser.add_argument("--block", choices=["default", "gpt", "rms"], default="default")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast, f32 weights")
     a = parser.parse_args()

@@ -56,7 +56,7 @@ fn report(config: &RunConfig, vocabulary: usize) -> Report {
         d_model: model.d_model,
         parameters,
         flops_per_token: model.flops_per_token(vocabulary, context),
-        memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context, context),
+        memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context),
     }
 }
 

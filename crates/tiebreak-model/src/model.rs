@@ -117,17 +117,17 @@ impl ModelConfig {
     }
 
     /// Estimated memory of training in single precision.
-    pub fn memory(&self, count: ParameterCount, vocabulary: usize, tokens: usize, context: usize) -> Vec<MemoryLine> {
+    pub fn memory(&self, count: ParameterCount, vocabulary: usize, tokens: usize) -> Vec<MemoryLine> {
         let d = self.d_model;
-        let saved_per_token =
-            self.n_layers * (14 * d + (2 * self.mlp.up_width() + 2) * self.d_ff + 4 * self.n_heads * context) + 4 * d;
+        // Inputs of the norms and products, packed q k v and one logarithm per score row; scores are not kept.
+        let saved_per_token = self.n_layers * (8 * d + (self.mlp.up_width() + 1) * self.d_ff + self.n_heads) + 4 * d;
         let line = |name: &str, floats: usize| MemoryLine { name: name.into(), bytes: 4 * floats };
         vec![
             line("parameters", count.unique),
             line("gradients", count.trunk + 2 * vocabulary * d),
             line("AdamW moments", 2 * count.unique),
             line("activations of one micro-batch (estimate)", saved_per_token * tokens),
-            line("head chunk", 3 * crate::head::CHUNK.min(tokens) * vocabulary),
+            line("head chunk", crate::head::CHUNK.min(tokens) * vocabulary),
         ]
     }
 }

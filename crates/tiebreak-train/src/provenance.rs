@@ -1,10 +1,10 @@
 //! What each side gives to the table: the grad/ scalars.
 
 use burn::tensor::Tensor;
+use tiebreak_kernels::{RowProducts, row_products, same_buffer, squares};
 use tiebreak_model::interface::Sides;
 
 use crate::intervene::Factors;
-use crate::step::{read, squares};
 use crate::track::Tag;
 
 /// What the sides reach together.
@@ -38,11 +38,8 @@ impl Provenance {
         last: (Tensor<2>, Tensor<2>),
         factors: Factors,
     ) -> Self {
-        let row_sums = |a: &Tensor<2>, b: &Tensor<2>| a.clone().mul(b.clone()).sum_dim(1);
-        let rows = vec![row_sums(input_vd, input_vd), row_sums(output_vd, output_vd), row_sums(input_vd, output_vd)];
-        let mut sums = read(rows).into_iter().map(|rows| rows.iter().sum::<f64>());
-        let mut next = || sums.next().unwrap_or_default();
-        let (input, output, dot) = (next(), next(), next());
+        let RowProducts { aa, bb, ab } = row_products(input_vd, output_vd);
+        let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
         let total = |parts: &[Sides], side: fn(&Sides) -> &Option<Tensor<2>>| {
             squares(parts.iter().filter_map(|s| side(s).as_ref())).iter().sum::<f64>()
         };
@@ -51,8 +48,10 @@ impl Provenance {
             Shared::Parts([]) => None,
             Shared::Parts(parts) => Some((total(parts, |s| &s.input), total(parts, |s| &s.output))),
         };
-        let authors = squares([&last.0, &last.1].into_iter());
-        Self { input, output, dot, shared, authors: (authors[0], authors[1]), factors }
+        let square = |t: &Tensor<2>| squares([t].into_iter())[0];
+        // The only micro-batch's G_out is the step's.
+        let last_output = if same_buffer(output_vd, &last.1) { output } else { square(&last.1) };
+        Self { input, output, dot, shared, authors: (square(&last.0), last_output), factors }
     }
 
     /// The tags of the step. Ratios whose denominator is 0 are left out.

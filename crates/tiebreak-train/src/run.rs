@@ -11,6 +11,7 @@ use serde_json::json;
 use tiebreak_data::{
     Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare, window_count, write_atomic,
 };
+use tiebreak_kernels::squares;
 use tiebreak_model::{Model, Placement};
 
 use crate::config::{RunConfig, identity, read_table, run_folder_name};
@@ -18,7 +19,7 @@ use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
 use crate::optim::AdamW;
-use crate::step::{MicroBatch, gradients, squares, update};
+use crate::step::{MicroBatch, gradients, update};
 use crate::track::{HParam, Lengths, Progress, Tag, Trackers};
 use crate::{checkpoint, tensors};
 

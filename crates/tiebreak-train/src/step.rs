@@ -3,7 +3,8 @@
 //! The trunk's leaf is x0 = E\[ids\], looked up off the tape; its gradient is scatter-added into G_in. The head gives the
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, Transaction};
+use burn::tensor::{Int, Tensor, TensorData};
+use tiebreak_kernels::{inject, scatter_add, squares};
 use tiebreak_model::interface::{Role, Sides};
 use tiebreak_model::{Model, head};
 
@@ -49,9 +50,9 @@ pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64)
     let tokens: usize = batches.iter().map(|b| b.inputs.len()).sum();
     let pair = model.interface.pair();
     let device = pair.input_vd.device();
-    let [_, d] = pair.input_vd.dims();
+    let [v, d] = pair.input_vd.dims();
     let mut nats = 0.0;
-    let mut input_vd = pair.input_vd.zeros_like();
+    let mut input_vd: Option<Tensor<2>> = None;
     let mut output_vd: Option<Tensor<2>> = None;
     let mut trunk: Vec<Tensor<2>> = Vec::new();
     let mut last = None;
@@ -65,10 +66,9 @@ pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64)
         let state_nd = h_btd.clone().inner().reshape([b * t, d]);
         let head = head::loss_and_gradients(state_nd, &pair.output_vd, ids(&batch.targets), tokens, paper_output_scale);
         nats += host(&head.nats_n).iter().sum::<f64>();
-        // The gradient of sum(h * dh) with respect to h is dh, which starts the trunk's backward pass there.
-        let mut tape = (h_btd * Tensor::from_inner(head.state_nd.reshape([b, t, d]))).sum().backward();
+        let mut tape = inject(h_btd, head.state_nd.reshape([b, t, d])).backward();
         let x0_nd = x0_btd.grad_remove(&mut tape).expect("x0 is a leaf").reshape([b * t, d]);
-        input_vd = input_vd.select_assign(0, ids_n, x0_nd.clone(), IndexingUpdateOp::Add);
+        input_vd = Some(scatter_add(input_vd.take(), v, ids_n, &x0_nd));
         let parts = tracked.parameters().into_iter();
         let parts = parts.map(|p| p.value.grad_remove(&mut tape).expect("every trunk parameter is used"));
         trunk = match trunk.is_empty() {
@@ -81,7 +81,9 @@ pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64)
         });
         last = Some((x0_nd, head.output_vd));
     }
-    let (Some(output_vd), Some(last)) = (output_vd, last) else { unreachable!("a step has at least one micro-batch") };
+    let (Some(input_vd), Some(output_vd), Some(last)) = (input_vd, output_vd, last) else {
+        unreachable!("a step has at least one micro-batch")
+    };
     Gradients { loss: nats / tokens as f64, input_vd, output_vd, trunk, last }
 }
 
@@ -149,12 +151,9 @@ pub fn update(
         });
         let mut gradients = tables.chain(trunk).collect::<Vec<_>>().into_iter();
         model.visit(&mut |parameter, role| {
-            let mut gradient = gradients.next().expect("one gradient per parameter");
-            if clip_factor != 1.0 {
-                gradient = gradient.mul_scalar(clip_factor);
-            }
+            let gradient = gradients.next().expect("one gradient per parameter");
             let decay = config.optim.decay(parameter, role);
-            optimiser.update(parameter, gradient, lr * config.optim.lr_scale(role), decay, step);
+            optimiser.update(parameter, gradient, clip_factor, lr * config.optim.lr_scale(role), decay, step);
         });
     }
     Update { norm, clip_factor, lr, provenance, nonfinite }
@@ -163,17 +162,6 @@ pub fn update(
 fn scale(sides: Sides, factors: Factors) -> Sides {
     let times = |side: Option<Tensor<2>>, s: f64| if s == 1.0 { side } else { side.map(|g| g.mul_scalar(s)) };
     Sides { input: times(sides.input, factors.input), output: times(sides.output, factors.output) }
-}
-
-/// Sum of squares of each tensor: rows in the tensor's float type, then f64 in order; one read for all.
-pub(crate) fn squares<'a>(tensors: impl Iterator<Item = &'a Tensor<2>>) -> Vec<f64> {
-    read(tensors.map(|t| t.clone().mul(t.clone()).sum_dim(1)).collect()).iter().map(|rows| rows.iter().sum()).collect()
-}
-
-/// Reads tensors to the host in one transaction, as f64.
-pub(crate) fn read(tensors: Vec<Tensor<2>>) -> Vec<Vec<f64>> {
-    let transaction = tensors.into_iter().fold(Transaction::default(), |t, tensor| t.register(tensor));
-    transaction.execute().into_iter().map(|data| data.iter::<f64>().collect()).collect()
 }
 
 /// Reads one tensor to the host as f64.

@@ -1,7 +1,8 @@
 //! The feed-forward part of a block.
 
-use burn::tensor::{Tensor, activation};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
+use tiebreak_kernels::{gelu, linear, linear_add, swiglu};
 
 use super::init::{Initialiser, Use};
 use crate::Parameter;
@@ -43,22 +44,15 @@ impl Mlp {
         Self { kind, up, down }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`.
-    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    /// residual + MLP of x, each `[b, t, d]`.
+    pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let x_nd = x_btd.reshape([b * t, d]);
-        let up = self.up.value.clone();
+        let up = linear(x_btd.reshape([b * t, d]), &self.up.value);
         let hidden_nf = match self.kind {
-            MlpKind::Gelu => activation::gelu_approximate(x_nd.matmul(up)),
-            MlpKind::Swiglu => {
-                // Splitting the weight keeps the tape free of slices of activations, whose backward pass fills zeros.
-                let ff = up.dims()[1] / 2;
-                let value_nf = x_nd.clone().matmul(up.clone().slice([0..d, 0..ff]));
-                let gate_nf = x_nd.matmul(up.slice([0..d, ff..2 * ff]));
-                activation::silu(gate_nf) * value_nf
-            }
+            MlpKind::Gelu => gelu(up),
+            MlpKind::Swiglu => swiglu(up),
         };
-        hidden_nf.matmul(self.down.value.clone()).reshape([b, t, d])
+        linear_add(residual_btd.reshape([b * t, d]), hidden_nf, &self.down.value).reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

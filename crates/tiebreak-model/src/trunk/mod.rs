@@ -111,8 +111,10 @@ pub struct Block {
 
 impl Block {
     fn forward(&self, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
-        let x_btd = x_btd.clone() + self.attention.forward(self.norm_attention.forward(x_btd), position);
-        x_btd.clone() + self.mlp.forward(self.norm_mlp.forward(x_btd))
+        let normed_btd = self.norm_attention.forward(x_btd.clone());
+        let x_btd = self.attention.forward(x_btd, normed_btd, position);
+        let normed_btd = self.norm_mlp.forward(x_btd.clone());
+        self.mlp.forward(x_btd, normed_btd)
     }
 }
 

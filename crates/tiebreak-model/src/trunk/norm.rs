@@ -51,19 +51,13 @@ impl Norm {
 
     /// Normalises `[b, t, d]` over d.
     pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let x_btd = match self.kind {
-            NormKind::LayerNoAffine | NormKind::Layer => x_btd.clone() - x_btd.mean_dim(2),
-            NormKind::Rms => x_btd,
+        let kind = match self.kind {
+            NormKind::LayerNoAffine | NormKind::Layer => tiebreak_kernels::NormKind::Layer,
+            NormKind::Rms => tiebreak_kernels::NormKind::Rms,
         };
-        let scale_bt1 = x_btd.clone().powi_scalar(2).mean_dim(2).add_scalar(self.eps).sqrt().recip();
-        let mut y_btd = x_btd * scale_bt1;
-        if let Some(gain) = &self.gain {
-            y_btd = y_btd * gain.value.clone().unsqueeze();
-        }
-        if let Some(bias) = &self.bias {
-            y_btd = y_btd + bias.value.clone().unsqueeze();
-        }
-        y_btd
+        let value = |p: &Option<Parameter>| p.as_ref().map(|p| p.value.clone());
+        let (gain, bias) = (value(&self.gain), value(&self.bias));
+        tiebreak_kernels::norm(kind, x_btd, self.eps, gain.as_ref(), bias.as_ref())
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

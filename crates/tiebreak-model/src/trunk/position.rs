@@ -2,6 +2,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
+use tiebreak_kernels::Rotary;
 
 use super::init::{Initialiser, Use};
 use crate::Parameter;
@@ -20,12 +21,7 @@ pub enum PositionKind {
 #[derive(Clone, Debug)]
 pub enum Position {
     /// cos and sin of position t times theta^(-2 j / head width), each `[context, head width / 2]`.
-    Rope {
-        /// Cosines.
-        cos: Tensor<2>,
-        /// Sines.
-        sin: Tensor<2>,
-    },
+    Rope(Rotary),
     /// The table `[context, d]`.
     Learned(Parameter),
 }
@@ -44,13 +40,13 @@ impl Position {
             let values: Vec<f64> = (0..context * half).map(|i| f(angle(i))).collect();
             Tensor::from_data(TensorData::new(values, [context, half]), draw.at.options())
         };
-        Position::Rope { cos: table(f64::cos), sin: table(f64::sin) }
+        Position::Rope(Rotary { cos: table(f64::cos), sin: table(f64::sin) })
     }
 
     /// Adds learned positions to x0 `[b, t, d]`; leaves x0 as it is for rotary ones.
     pub fn add_learned(&self, x_btd: Tensor<3>) -> Tensor<3> {
         match self {
-            Position::Rope { .. } => x_btd,
+            Position::Rope(_) => x_btd,
             Position::Learned(table) => {
                 let [_, t, d] = x_btd.dims();
                 x_btd + table.value.clone().slice([0..t, 0..d]).unsqueeze()
@@ -58,24 +54,11 @@ impl Position {
         }
     }
 
-    /// Rotates queries or keys `[b, heads, t, width]`; leaves them as they are for learned positions.
-    pub fn rotate(&self, x_bhtw: Tensor<4>) -> Tensor<4> {
+    /// The angles by which attention rotates queries and keys, if it does.
+    pub fn rotary(&self) -> Option<&Rotary> {
         match self {
-            Position::Learned(_) => x_bhtw,
-            Position::Rope { cos, sin } => {
-                let [_, _, t, width] = x_bhtw.dims();
-                let half = width / 2;
-                let rows = |table: &Tensor<2>| table.clone().slice([0..t, 0..half]).unsqueeze::<4>();
-                let (cos, sin) = if x_bhtw.is_autodiff() {
-                    (Tensor::from_inner(rows(cos)), Tensor::from_inner(rows(sin)))
-                } else {
-                    (rows(cos), rows(sin))
-                };
-                let a = x_bhtw.clone().slice_dim(3, 0..half);
-                let b = x_bhtw.slice_dim(3, half..width);
-                let rotated = [a.clone() * cos.clone() - b.clone() * sin.clone(), b * cos + a * sin];
-                Tensor::cat(rotated.to_vec(), 3)
-            }
+            Position::Rope(rotary) => Some(rotary),
+            Position::Learned(_) => None,
         }
     }
 

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
+use tiebreak_kernels::{AdamWStep, adamw};
 use tiebreak_model::Parameter;
 
 /// First and second moment of one parameter, of its shape.
@@ -38,31 +39,23 @@ impl AdamW {
         self.state = state;
     }
 
-    /// Moves one parameter in the update that completes `step` (1-based).
-    pub fn update(&mut self, parameter: &mut Parameter, gradient: Tensor<2>, lr: f64, decay: f64, step: u64) {
-        let [b1, b2] = self.betas;
-        let (first, second) = match self.state.remove(&parameter.path) {
-            Some(old) => (
-                old.first.mul_scalar(b1) + gradient.clone().mul_scalar(1.0 - b1),
-                old.second.mul_scalar(b2) + gradient.clone().mul(gradient).mul_scalar(1.0 - b2),
-            ),
-            None => (gradient.clone().mul_scalar(1.0 - b1), gradient.clone().mul(gradient).mul_scalar(1.0 - b2)),
-        };
-        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        let root = second.clone().sqrt().div_scalar(correction(b2).sqrt());
-        let mut change = first.clone() / root.add_scalar(self.eps);
-        if self.eps == 0.0 {
-            change = change.mask_fill(second.clone().equal_scalar(0.0), 0.0);
-        }
+    /// Moves one parameter by `factor` times its gradient, in the update that completes `step` (1-based).
+    pub fn update(
+        &mut self,
+        parameter: &mut Parameter,
+        gradient: Tensor<2>,
+        factor: f64,
+        lr: f64,
+        decay: f64,
+        step: u64,
+    ) {
+        let moments = self.state.remove(&parameter.path).map(|old| (old.first, old.second));
         // Taking the value out leaves its buffer with one owner, so that it is overwritten in place.
-        let [rows, columns] = parameter.value.dims();
         let empty = Tensor::empty([0, 0], (&parameter.value.device(), parameter.value.dtype()));
-        let mut value = std::mem::replace(&mut parameter.value, empty);
-        if decay != 0.0 {
-            value = value.mul_scalar(1.0 - lr * decay);
-        }
-        parameter.value = value - change.mul_scalar(lr / correction(b1));
-        debug_assert_eq!(parameter.value.dims(), [rows, columns]);
+        let value = std::mem::replace(&mut parameter.value, empty);
+        let step = AdamWStep { betas: self.betas, eps: self.eps, factor, lr, decay, step };
+        let (value, first, second) = adamw(value, moments, gradient, step);
+        parameter.value = value;
         self.state.insert(parameter.path.clone(), Moments { first, second });
     }
 }
@@ -85,11 +78,11 @@ mod tests {
     #[test]
     fn two_steps_by_hand() {
         let (mut p, mut adam) = (scalar(1.0), AdamW::new([0.9, 0.95], 1e-8));
-        adam.update(&mut p, scalar(0.5).value, 0.1, 0.1, 1);
+        adam.update(&mut p, scalar(0.5).value, 1.0, 0.1, 0.1, 1);
         // The first bias-corrected step is the gradient's sign, up to eps.
         let first = 1.0 * 0.99 - 0.1 * 0.5 / (0.5 + 1e-8);
         assert!((read(&p) - first).abs() < 1e-12);
-        adam.update(&mut p, scalar(-0.25).value, 0.1, 0.1, 2);
+        adam.update(&mut p, scalar(-0.25).value, 1.0, 0.1, 0.1, 2);
         let m = (0.9 * 0.05 - 0.1 * 0.25) / (1.0 - 0.81);
         let v = (0.95 * 0.05 * 0.25 + 0.05 * 0.0625) / (1.0 - 0.95f64.powi(2));
         assert!((read(&p) - (first * 0.99 - 0.1 * m / (v.sqrt() + 1e-8))).abs() < 1e-12);
@@ -98,7 +91,7 @@ mod tests {
     #[test]
     fn eps_zero_leaves_untouched_elements_alone() {
         let (mut p, mut adam) = (scalar(1.0), AdamW::new([0.9, 0.95], 0.0));
-        adam.update(&mut p, scalar(0.0).value, 0.1, 0.0, 1);
+        adam.update(&mut p, scalar(0.0).value, 1.0, 0.1, 0.0, 1);
         assert_eq!(read(&p), 1.0);
     }
 }
