@@ -1,6 +1,6 @@
 //! Values of an independent PyTorch implementation (scripts/golden.py): every gradient, then ten AdamW steps.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde::Deserialize;
 use tiebreak_model::interface::HeadConfig;
 use tiebreak_model::{Model, ModelConfig, Placement};
@@ -53,6 +53,7 @@ struct Batch {
 #[derive(Deserialize)]
 struct First {
     loss: f64,
+    logits: Stored,
     gradients: Vec<Stored>,
     g_in: Stored,
     g_out: Stored,
@@ -71,6 +72,8 @@ struct Training {
 #[derive(Deserialize)]
 struct Variant {
     loss: Vec<f64>,
+    grad_norm: Vec<f64>,
+    clip_factor: Vec<f64>,
 }
 
 const CASES: [&str; 6] = ["tied_a", "untied_a", "tied_b", "untied_b", "tied_c", "untied_c"];
@@ -149,6 +152,15 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     assert!(d <= tolerance, "{what}: deviates by {d:e}, allowed {tolerance:e}");
 }
 
+/// Logits of the first sequence, `[t, v]` row-major.
+fn first_logits(golden: &Golden, model: &Model) -> Vec<f64> {
+    let (t, pair) = (golden.config.sequence_length, model.interface.pair());
+    let ids = TensorData::new(golden.batches[0].inputs[0].clone(), [1, t]);
+    let h_btd = model.trunk.forward(Model::lookup(&pair.input_vd, Tensor::<2, Int>::from_data(ids, &Device::flex())));
+    let [_, _, d] = h_btd.dims();
+    host(&h_btd.reshape([t, d]).matmul(pair.output_vd.transpose()))
+}
+
 fn every_gradient(dtype: DType, tolerance: f64) {
     for case in CASES {
         let golden = golden(case);
@@ -158,6 +170,7 @@ fn every_gradient(dtype: DType, tolerance: f64) {
             assert_near(&format!("{case} {what}"), found, expected, tolerance)
         };
         near("loss", &[found.loss], &[golden.first.loss]);
+        near("logits", &first_logits(&golden, &model), &golden.first.logits.data);
         near("G_in", &host(&found.input_vd), &golden.first.g_in.data);
         near("G_out", &host(&found.output_vd), &golden.first.g_out.data);
         near("dL/dx0", &host(&found.last.0), &golden.first.x0_gradient.data);
@@ -223,8 +236,12 @@ fn scaled_sides_match_pytorch_before_and_after_the_clip() {
     after.intervene.output_scale = 0.25;
     after.intervene.position = tiebreak_train::intervene::Place::AfterClip;
     for (name, config) in [("input_x5_before_clip", before), ("output_x0.25_after_clip", after)] {
-        let losses: Vec<f64> = golden.train(&config, DType::F64).0.iter().map(|s| s[0]).collect();
-        assert_near(name, &losses, &golden.variants[name].loss, 1e-9);
-        assert!(plain.iter().zip(&losses).skip(1).all(|(a, b)| a[0] != *b), "{name} changes nothing");
+        let steps = golden.train(&config, DType::F64).0;
+        let column = |i: usize| steps.iter().map(|s| s[i]).collect::<Vec<_>>();
+        let variant = &golden.variants[name];
+        assert_near(name, &column(0), &variant.loss, 1e-9);
+        assert_near(name, &column(2), &variant.grad_norm, 1e-9);
+        assert_near(name, &column(3), &variant.clip_factor, 1e-9);
+        assert!(plain.iter().zip(&steps).skip(1).all(|(a, b)| a[0] != b[0]), "{name} changes nothing");
     }
 }

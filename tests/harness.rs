@@ -150,7 +150,7 @@ impl Place {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.dir.path()).env("TIEBREAK_CACHE", cache());
-        command.env_remove("TIEBREAK_OFFLINE").env_remove("RAYON_NUM_THREADS");
+        command.env_remove("TIEBREAK_OFFLINE").env_remove("TIEBREAK_FORCE_FALLBACK").env_remove("RAYON_NUM_THREADS");
         command
     }
 

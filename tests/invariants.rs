@@ -3,13 +3,17 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use tiebreak_model::interface::{HeadConfig, ModeKind, Role};
 use tiebreak_model::rng::Stream;
-use tiebreak_model::{Model, ModelConfig, Placement, head};
+use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::optim::AdamW;
 use tiebreak_train::step::{MicroBatch, gradients, host, update};
 
 const V: usize = 23;
 const T: usize = 7;
+
+fn head(mode: ModeKind) -> HeadConfig {
+    HeadConfig { mode }
+}
 
 fn model(mode: ModeKind, dtype: DType) -> Model {
     let config = ModelConfig { d_model: 12, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() };
@@ -119,7 +123,7 @@ fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
     assert_eq!(paths.iter().filter(|p| p.contains("table")).count(), 1);
     let total: usize = model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum();
     let shape = ModelConfig { d_model: 12, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() };
-    let (tied, untied) = (shape.count(ModeKind::Tied, V, T), shape.count(ModeKind::Untied, V, T));
+    let (tied, untied) = (shape.count(&head(ModeKind::Tied), V, T), shape.count(&head(ModeKind::Untied), V, T));
     assert_eq!(tied.unique, total);
     assert_eq!((tied.embedding, tied.head), (V * 12, 0));
     assert_eq!(untied.unique - tied.unique, V * 12);
@@ -137,10 +141,10 @@ fn counted_parameters_are_the_parameters_that_exist() {
             let at = Placement::f32(&Device::flex());
             let model = Model::init(&config, &HeadConfig { mode }, V, T, 0, &at);
             let total: usize = model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum();
-            assert_eq!(config.count(mode, V, T).unique, total, "{mode:?} {text}");
-            assert_eq!(mode.roles().len(), model.interface.parameters().len());
-            let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
-            assert_eq!(roles, mode.roles());
+            assert_eq!(config.count(&head(mode), V, T).unique, total, "{mode:?} {text}");
+            let said: Vec<(Role, [usize; 2])> =
+                model.interface.parameters().iter().map(|p| (p.role, p.parameter.value.dims())).collect();
+            assert_eq!(said, head(mode).parameters(V, 8));
         }
     }
 }
@@ -235,7 +239,7 @@ fn thread_count_changes_no_bit() {
 #[test]
 fn chunks_of_the_head_equal_the_whole() {
     // Two full chunks and an odd rest, in f64 against a composition that holds every logit.
-    let (n, v, d) = (2 * head::CHUNK + 77, 31, 6);
+    let (n, v, d) = (2 * tiebreak_model::head::CHUNK + 77, 31, 6);
     let mut rng = Stream::new(4, "head");
     let mut random = |rows: usize| {
         let values = rng.normals(rows * d, 1.0, None);
@@ -244,8 +248,8 @@ fn chunks_of_the_head_equal_the_whole() {
     let (h_nd, u_vd) = (random(n), random(v));
     let targets: Vec<i32> = (0..n as i32).map(|i| i * i % v as i32).collect();
     let targets = |device: &Device| Tensor::<1, Int>::from_data(TensorData::new(targets.clone(), [n]), device);
-    let found = head::loss_and_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), n, 1.0);
-    let nats = head::nats(h_nd.clone(), &u_vd, targets(&Device::flex()));
+    let found = tiebreak_model::head::loss_and_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), n, 1.0);
+    let nats = tiebreak_model::head::nats(h_nd.clone(), &u_vd, targets(&Device::flex()));
     assert_eq!(host(&nats), host(&found.nats_n));
 
     let (h, u) = (Tensor::from_inner(h_nd).require_grad(), Tensor::from_inner(u_vd).require_grad());
@@ -264,5 +268,102 @@ fn a_target_far_below_the_largest_logit_keeps_a_finite_loss() {
     let h = Tensor::<2>::from_data([[1.0f32]], &Device::flex());
     let u = Tensor::<2>::from_data([[500.0f32], [0.0]], &Device::flex());
     let targets = Tensor::<1, Int>::from_data([1], &Device::flex());
-    assert_eq!(host(&head::nats(h, &u, targets)), [500.0]);
+    assert_eq!(host(&tiebreak_model::head::nats(h, &u, targets)), [500.0]);
+}
+
+#[test]
+fn initial_values_have_the_spread_they_are_said_to_have() {
+    use tiebreak_model::trunk::init::Init;
+    for init in [Init::Mitchell, Init::Normal] {
+        let shape = ModelConfig { d_model: 64, n_layers: 3, n_heads: 2, d_ff: 160, init, ..ModelConfig::default() };
+        let at = Placement::f32(&Device::flex());
+        let model = Model::init(&shape, &HeadConfig { mode: ModeKind::Untied }, 300, T, 0, &at);
+        for parameter in model.parameters() {
+            let values = host(&parameter.value);
+            let sd = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt();
+            let layer = parameter.path.split('.').nth(1).and_then(|l| l.parse::<f64>().ok()).unwrap_or(0.0);
+            let fan_in = if parameter.path.contains("mlp.down") { 160.0 } else { 64.0 };
+            let back = parameter.path.contains("attention.out") || parameter.path.contains("mlp.down");
+            // A normal cut at 3 standard deviations keeps 0.98658 of its spread.
+            let expected = match (init, back) {
+                (Init::Mitchell, false) => 0.98658 / 8.0,
+                (Init::Mitchell, true) => 0.98658 / (2.0 * fan_in * (layer + 1.0)).sqrt(),
+                (Init::Normal, false) => 0.02,
+                (Init::Normal, true) => 0.02 / 6f64.sqrt(),
+            };
+            assert!((sd / expected - 1.0).abs() < 0.04, "{init:?} {}: {sd} instead of {expected}", parameter.path);
+        }
+    }
+}
+
+/// Largest change of each parameter in one first step, in units of lr: 1 for AdamW without decay.
+fn changes(mode: ModeKind, change: impl Fn(&mut RunConfig)) -> std::collections::BTreeMap<String, f64> {
+    let mut config = config();
+    config.optim.weight_decay = 0.0;
+    change(&mut config);
+    let mut model = model(mode, DType::F64);
+    let before: Vec<Vec<f64>> = model.parameters().iter().map(|p| host(&p.value)).collect();
+    let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
+    let found = gradients(&model, &[batch(3, "roles")], 1.0);
+    update(&mut model, &mut adam, found, &config, 1, false);
+    let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
+    let after = model.parameters().into_iter().zip(before);
+    after.map(|(p, old)| (p.path.clone(), largest(&host(&p.value), &old) / config.optim.lr)).collect()
+}
+
+#[test]
+fn learning_rates_follow_roles() {
+    let near = |x: f64, y: f64| (x - y).abs() < 1e-4;
+    let tied = changes(ModeKind::Tied, |c| c.optim.table_lr_scale = 0.5);
+    assert!(near(tied["table"], 0.5) && near(tied["blocks.0.mlp.up.weight"], 1.0), "{tied:?}");
+    let untied = changes(ModeKind::Untied, |c| {
+        c.optim.table_lr_scale = 0.5;
+        c.optim.input_lr_scale = 0.25;
+        c.optim.output_lr_scale = 4.0;
+    });
+    assert!(near(untied["input_table"], 0.125) && near(untied["output_table"], 2.0), "{untied:?}");
+}
+
+#[test]
+fn decay_reaches_matrices_and_tables_only_if_asked() {
+    // lr 1e-2 and decay 50: a decayed value loses half in a step, far more than the step itself moves it.
+    let decayed = |embeddings: bool| {
+        changes(ModeKind::Tied, |c| {
+            c.optim.weight_decay = 50.0;
+            c.optim.decay_embeddings = embeddings;
+        })
+    };
+    let (with, without) = (decayed(true), decayed(false));
+    assert!(with["table"] > 10.0 && without["table"] < 1.1, "{with:?} {without:?}");
+    assert!(without["blocks.0.mlp.up.weight"] > 10.0);
+}
+
+#[test]
+fn the_papers_quantities_are_those_of_the_last_micro_batch_in_units_of_the_whole_step() {
+    let (a, b) = (batch(1, "first"), batch(3, "last"));
+    let model = model(ModeKind::Tied, DType::F64);
+    let alone = gradients(&model, std::slice::from_ref(&b), 1.0);
+    let both = gradients(&model, &[a, b], 1.0);
+    // Alone, the last micro-batch is 3 T tokens; in the step it is 3 T of 4 T.
+    assert!(relative(&host(&both.last.0), &host(&alone.last.0.mul_scalar(0.75))) < 1e-12);
+    assert!(relative(&host(&both.last.1), &host(&alone.output_vd.mul_scalar(0.75))) < 1e-12);
+}
+
+#[test]
+fn the_recorded_version_of_burn_is_the_locked_one() {
+    let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")).unwrap();
+    assert!(lock.contains(&format!("name = \"burn\"\nversion = \"{}\"", tiebreak_train::BURN_VERSION)));
+}
+
+#[test]
+fn the_commented_example_has_every_key_at_its_default() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/small.toml");
+    let loaded = tiebreak_train::config::load(std::path::Path::new(path), &[]).unwrap();
+    let mut defaults = RunConfig::default();
+    defaults.resolve().unwrap();
+    assert_eq!(loaded.config, defaults);
+    let Ok(toml::Value::Table(all)) = toml::Value::try_from(&defaults) else { panic!() };
+    let keys = tiebreak_train::config::flatten(&all);
+    let missing: Vec<&String> = keys.keys().filter(|key| !loaded.origins.contains_key(*key)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }

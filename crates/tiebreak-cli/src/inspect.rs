@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use serde::Serialize;
-use tiebreak_model::interface::{ModeKind, Role};
+use tiebreak_model::interface::ModeKind;
 use tiebreak_model::{MemoryLine, ParameterCount};
 use tiebreak_train::config::{self, RunConfig};
 use tiebreak_train::device::DeviceKind;
@@ -37,13 +37,18 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
         target.to_path_buf()
     };
     let config = config::load(&path, sets)?.config;
-    let vocabulary = tiebreak_sweep::vocabulary(&config.data)?;
+    // A run knows its vocabulary; its tokenizer's file may have changed or gone since.
+    let recorded = if target.is_dir() { RunFolder(target.into()).vocabulary()? } else { None };
+    let vocabulary = match recorded {
+        Some(vocabulary) => vocabulary,
+        None => config.data.vocabulary()?,
+    };
     Ok(report(&config, vocabulary))
 }
 
 fn report(config: &RunConfig, vocabulary: usize) -> Report {
     let (model, context) = (&config.model, config.data.context_length);
-    let parameters = model.count(config.head.mode, vocabulary, context);
+    let parameters = model.count(&config.head, vocabulary, context);
     Report {
         head_mode: config.head.mode,
         describes: config.head.describe(vocabulary, model.d_model),
@@ -68,9 +73,8 @@ impl Report {
         for MemoryLine { name, bytes } in &self.memory {
             let _ = writeln!(text, "memory      {:>8.1} MiB  {name}", *bytes as f64 / 1048576.0);
         }
-        let roles = self.head_mode.roles();
-        if roles.contains(&Role::Shared) {
-            text += "the shared matrix counts once, under embedding\n";
+        if head == 0 {
+            text += "a shared matrix counts once, under embedding\n";
         }
         text
     }

@@ -212,20 +212,17 @@ fn run(command: Command) -> Result<End, Error> {
         Command::Data(command) => data(command)?,
         Command::Train { run, set, out, resume } => return train(&run, &set.sets, &out.out, resume),
         Command::Sweep { sweep, set, out, jobs, dry_run, launcher: Launcher::Local } => {
-            if jobs == Some(0) {
-                return Err(Error::Input("--jobs 0: expected at least 1".into()));
-            }
             let sweep = Sweep::load(&sweep, &set.sets)?;
             if dry_run {
-                return print(&sweep.dry_run(&out.out)?).map(|()| End::Done);
+                return print(&sweep.dry_run(&out.out, jobs)?).map(|()| End::Done);
             }
             let program = std::env::current_exe()
                 .map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
-            return Ok(match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
-                SweepOutcome::Complete => End::Done,
-                SweepOutcome::Failures => End::Failed,
-                SweepOutcome::Interrupted => End::Interrupted,
-            });
+            return match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
+                SweepOutcome::Complete(text) => print(&text).map(|()| End::Done),
+                SweepOutcome::Failures(text) => print(&text).map(|()| End::Failed),
+                SweepOutcome::Interrupted => Ok(End::Interrupted),
+            };
         }
         Command::Compare { dirs, baseline, metric, allow_mixed, json } => {
             let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
@@ -285,10 +282,14 @@ fn data(command: DataCommand) -> Result<(), Error> {
     }
 }
 
-/// Set when SIGINT or SIGTERM arrives, whereupon a run ends after its step, with a checkpoint.
+/// Set when SIGINT or SIGTERM arrives, whereupon a run ends after its step, with a checkpoint. A second signal ends the
+/// process at once, which leaves the last complete checkpoint.
 fn stop_on_signals() -> Result<Arc<AtomicBool>, Error> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // This order: the first signal finds the flag unset and sets it, the second finds it set.
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
+            .map_err(|e| Error::Failed(format!("signals cannot be caught: {e}")))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|e| Error::Failed(format!("signals cannot be caught: {e}")))?;
     }

@@ -22,10 +22,8 @@ pub fn check(file: &Path, sets: &[String]) -> Result<(), Error> {
 pub fn runnable(file: &Path, sets: &[String]) -> Result<Loaded, Error> {
     let loaded = config::load(file, sets)?;
     let device = loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind);
-    match device.and_then(|_| loaded.config.data.check_sources()) {
-        Err(Error::Input(text)) => Err(Error::Input(format!("{}: {text}", file.display()))),
-        other => other.map(|()| loaded),
-    }
+    device.and_then(|_| loaded.config.data.check_sources()).map_err(|e| e.at(file.display()))?;
+    Ok(loaded)
 }
 
 /// Every key, its value and its origin; for a sweep, its cells.

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, corpus};
+use crate::tokenizer::{BYTES_IDS, GPT2_IDS};
+use crate::{Error, Tokenizer, corpus, did_you_mean};
 
 /// `[data]`: which text, which tokenizer, how it is windowed and split. Unknown keys are errors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,8 +49,9 @@ pub enum TokenizerSpec {
 }
 
 /// 256 bytes and end-of-text: the smallest byte-level vocabulary.
-pub(crate) const SMALLEST_BPE: usize = 257;
-const LARGEST_BPE: usize = 1_000_000;
+const SMALLEST_BPE: usize = BYTES_IDS;
+/// Tables of more rows are no vocabulary, but a mistake.
+pub(crate) const LARGEST_BPE: usize = 1_000_000;
 
 impl TokenizerSpec {
     /// Reads `gpt2`, `bytes`, `bpe:N` or a path.
@@ -75,9 +77,30 @@ impl TokenizerSpec {
             },
         }
     }
+
+    /// Number of ids, end-of-text among them. Only a tokenizer.json has to be read for it.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a tokenizer.json that is missing or none.
+    pub fn vocabulary(&self) -> Result<usize, Error> {
+        Ok(match self {
+            Self::Gpt2 => GPT2_IDS,
+            Self::Bytes => BYTES_IDS,
+            Self::Bpe(ids) => *ids,
+            Self::File(path) => Tokenizer::open(path)?.vocabulary(),
+        })
+    }
 }
 
 impl DataConfig {
+    /// Number of ids of the tokenizer, without preparing the data.
+    ///
+    /// # Errors
+    /// As [`TokenizerSpec::parse`] and [`TokenizerSpec::vocabulary`].
+    pub fn vocabulary(&self) -> Result<usize, Error> {
+        TokenizerSpec::parse(&self.tokenizer)?.vocabulary()
+    }
+
     /// Checks everything that can be checked without touching a file.
     ///
     /// # Errors
@@ -131,7 +154,7 @@ impl DataConfig {
         if let TokenizerSpec::File(path) = TokenizerSpec::parse(&self.tokenizer)?
             && !path.is_file()
         {
-            let hint = nearest(&name_of(&self.tokenizer), ["gpt2", "bytes", "bpe:3144"].map(String::from));
+            let hint = did_you_mean(&name_of(&self.tokenizer), ["gpt2", "bytes", "bpe:3144"].into_iter());
             return Err(Error::Input(format!(
                 "data.tokenizer = \"{}\": no such file{hint}; expected gpt2, bytes, bpe:N or a path to a tokenizer.json",
                 self.tokenizer
@@ -160,16 +183,6 @@ fn tidy(path: &Path) -> PathBuf {
 /// The last part of a path, as the user may have typed it.
 pub(crate) fn name_of(value: &str) -> String {
     Path::new(value).file_name().map_or_else(|| value.to_string(), |n| n.to_string_lossy().into_owned())
-}
-
-/// `; did you mean "x"?`, or nothing where no known name is near.
-pub(crate) fn nearest(name: &str, known: impl IntoIterator<Item = String>) -> String {
-    known
-        .into_iter()
-        .map(|k| (strsim::damerau_levenshtein(name, &k), k))
-        .min()
-        .filter(|(distance, k)| *distance <= (k.len() / 3).max(2))
-        .map_or_else(String::new, |(_, k)| format!("; did you mean \"{k}\"?"))
 }
 
 #[cfg(test)]
@@ -203,6 +216,15 @@ mod tests {
         assert!(toml::from_str::<DataConfig>("corpsu = \"sotu\"").unwrap_err().to_string().contains("corpsu"));
         let config: DataConfig = toml::from_str("tokenizer = \"gpt2\"").unwrap();
         assert_eq!(config, DataConfig { tokenizer: "gpt2".into(), ..DataConfig::default() });
+    }
+
+    #[test]
+    fn vocabularies_are_those_of_the_tokenizers() {
+        let ids = |tokenizer: &str| DataConfig { tokenizer: tokenizer.into(), ..DataConfig::default() }.vocabulary();
+        assert_eq!(ids("gpt2"), Ok(Tokenizer::gpt2().vocabulary()));
+        assert_eq!(ids("bytes"), Ok(Tokenizer::bytes().vocabulary()));
+        assert_eq!(ids("bpe:300"), Ok(300));
+        assert!(matches!(ids("none.json"), Err(Error::Input(m)) if m.contains("none.json")));
     }
 
     #[test]

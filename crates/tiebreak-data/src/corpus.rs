@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{name_of, nearest};
+use crate::config::name_of;
 use crate::fetch::Store;
-use crate::{Error, hash};
+use crate::{Error, did_you_mean, hash};
 
 const COMPILED_IN: [(&str, &str); 3] = [
     ("gutenberg", include_str!("../../../configs/corpora/gutenberg.toml")),
@@ -129,7 +129,7 @@ pub(crate) fn check_exists(key: &str, value: &str) -> Result<(), Error> {
     if is_known(value) || Path::new(value).exists() {
         return Ok(());
     }
-    let hint = nearest(&name_of(value), names());
+    let hint = did_you_mean(&name_of(value), names().iter().map(String::as_str));
     Err(Error::Input(format!("{key} = \"{value}\": no such corpus, file or folder{hint}; expected {}", expected())))
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn definition(name: &str) -> Result<Definition, Error> {
         None => match COMPILED_IN.iter().find(|(known, _)| *known == name) {
             Some((_, text)) => ((*text).to_string(), format!("{OVERRIDES}/{name}.toml (compiled in)")),
             None => {
-                let hint = nearest(name, names());
+                let hint = did_you_mean(name, names().iter().map(String::as_str));
                 return Err(Error::Input(format!("no corpus named \"{name}\"{hint}; known: {}", names().join(", "))));
             }
         },

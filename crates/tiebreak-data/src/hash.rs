@@ -18,8 +18,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// SHA-256 of `bytes` in hexadecimal.
-pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+/// SHA-256 of `bytes` in lower-case hexadecimal.
+pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&sha256(bytes))
 }
 

@@ -13,6 +13,7 @@ mod files;
 mod frequency;
 mod hash;
 mod inspect;
+mod nearest;
 mod prepare;
 mod rng;
 mod sampler;
@@ -24,11 +25,13 @@ mod tokenizer;
 pub use baseline::{Baselines, baselines};
 pub use config::{DataConfig, TokenizerSpec};
 pub use corpus::{CorpusEntry, corpora};
-pub use documents::{Document, OFFLINE};
-pub use fetch::{FetchReport, FetchedPackage, fetch};
+pub use documents::Document;
+pub use fetch::{FORCED_FALLBACK, FetchReport, FetchedPackage, fetch};
 pub use files::{Lock, cache_dir, write_atomic};
 pub use frequency::{frequencies, loss_deciles};
+pub use hash::sha256_hex;
 pub use inspect::{Coverage, InspectReport, PathReport, ShardReport, inspect, inspect_path};
+pub use nearest::{did_you_mean, nearest};
 pub use prepare::{DataInfo, Prepared, SplitInfo, check_context, prepare, prepared_if_cached};
 pub use sampler::{Sampler, evaluation_windows, window_count};
 pub use shard::{Shard, ShardWriter};
@@ -44,4 +47,25 @@ pub enum Error {
     /// A run or an I/O operation failed (exit code 1).
     #[error("{0}")]
     Failed(String),
+}
+
+impl Error {
+    /// The same with the `place` (a file, an arm, an option) before an input's message; a failure keeps its words.
+    pub fn at(self, place: impl std::fmt::Display) -> Self {
+        match self {
+            Self::Input(text) => Self::Input(format!("{place}: {text}")),
+            failed => failed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_input_errors_are_told_with_a_place() {
+        assert_eq!(Error::Input("x".into()).at("run.toml"), Error::Input("run.toml: x".into()));
+        assert_eq!(Error::Failed("x".into()).at("run.toml"), Error::Failed("x".into()));
+    }
 }

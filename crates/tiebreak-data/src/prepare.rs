@@ -76,7 +76,7 @@ pub struct Prepared {
 
 /// Loads (and where needed fetches) the corpus, splits it, trains or loads the tokenizer, writes the shards into the cache and opens
 /// them. A second call only reads and hashes the text and opens the shards; two processes never build the same thing at once, and
-/// what is damaged is built anew.
+/// what is damaged is built anew. Warnings are logged.
 ///
 /// # Errors
 /// [`Error::Input`] for a bad configuration, text or tokenizer, or a split shorter than one window; [`Error::Failed`] if the corpus
@@ -84,7 +84,12 @@ pub struct Prepared {
 pub fn prepare(config: &DataConfig) -> Result<Prepared, Error> {
     let store = Store::of_user()?;
     match prepare_in(config, &store, Network::Allowed)? {
-        Some(prepared) => Ok(prepared),
+        Some(prepared) => {
+            for warning in &prepared.info.warnings {
+                tracing::warn!("{}: {warning}", prepared.info.corpus);
+            }
+            Ok(prepared)
+        }
         None => Err(Error::Failed(format!("the corpus {} is not in the cache", config.corpus))),
     }
 }

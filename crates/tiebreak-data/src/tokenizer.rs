@@ -11,6 +11,7 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, TokenizerBuilder};
 
+use crate::config::LARGEST_BPE;
 use crate::hash::sha256_hex;
 use crate::{Document, Error};
 
@@ -22,6 +23,11 @@ const ENDS: [&str; 7] = [END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "[EOS]
 
 /// Pairs of rarer tokens than this are not merged: what was seen once is a memory, not a regularity.
 const RAREST_MERGE: u64 = 2;
+
+/// Number of ids of [`Tokenizer::bytes`]: one per byte, and end-of-text.
+pub(crate) const BYTES_IDS: usize = 257;
+/// Number of ids of [`Tokenizer::gpt2`], of which end-of-text is the last.
+pub(crate) const GPT2_IDS: usize = 50_257;
 
 /// Maps text to ids below [`vocabulary`](Self::vocabulary) and back. End-of-text is an id of its own that no text encodes to.
 pub struct Tokenizer {
@@ -55,19 +61,20 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// One id per byte; end-of-text is 256.
     pub fn bytes() -> Self {
-        Self { kind: Kind::Bytes, vocabulary: 257, end_of_text: 256, hash: sha256_hex(b"tiebreak bytes 1") }
+        Self { kind: Kind::Bytes, vocabulary: BYTES_IDS, end_of_text: 256, hash: sha256_hex(b"tiebreak bytes 1") }
     }
 
     /// GPT-2's 50,257 ids; end-of-text is 50256.
     pub fn gpt2() -> Self {
         let bpe = r50k_base_singleton();
         let mut ranks = Vec::new();
-        for id in 0..50_256u32 {
+        let end_of_text = GPT2_IDS as u32 - 1;
+        for id in 0..end_of_text {
             let bytes = bpe.decode_bytes(&[id]).unwrap_or_default();
             ranks.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
             ranks.extend(bytes);
         }
-        Self { kind: Kind::Gpt2(bpe), vocabulary: 50_257, end_of_text: 50_256, hash: sha256_hex(&ranks) }
+        Self { kind: Kind::Gpt2(bpe), vocabulary: GPT2_IDS, end_of_text, hash: sha256_hex(&ranks) }
     }
 
     /// Trains byte-level BPE of exactly `vocabulary` ids: 256 bytes, merges, and end-of-text as the last id.
@@ -122,7 +129,13 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
         let vocabulary: HashMap<String, u32> = inner.get_vocab(true);
-        let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+        // Ids become rows of tables: a damaged one would ask for more memory than there is.
+        let size = match vocabulary.iter().max_by_key(|(_, id)| **id) {
+            Some((token, &id)) if id as usize >= LARGEST_BPE => {
+                return Err(bad(format!("the token {token:?} has the id {id}, expected ids below {LARGEST_BPE}")));
+            }
+            largest => largest.map_or(0, |(_, &id)| id as usize + 1),
+        };
         let Some(end_of_text) = ENDS.iter().find_map(|name| vocabulary.get(*name).copied()) else {
             return Err(bad(format!("it has no token that ends a text; expected one of {}", ENDS.join(", "))));
         };
@@ -375,6 +388,17 @@ mod tests {
         assert!(refusal(&json[..100]).contains("no JSON"));
         assert!(refusal("{}").contains("no usable tokenizer"));
         assert!(Tokenizer::open(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
+    }
+
+    #[test]
+    fn an_id_beyond_any_vocabulary_is_refused_before_it_takes_memory() {
+        let json = String::from_utf8(Tokenizer::train(&documents(), 300).unwrap().json().unwrap().to_vec()).unwrap();
+        for id in [4_294_967_294, LARGEST_BPE] {
+            let bad = json.replacen("\"!\":0,", &format!("\"!\":{id},"), 1);
+            let error = Tokenizer::from_json(bad.into(), "tokenizer.json").unwrap_err();
+            let Error::Input(message) = &error else { panic!("{error:?}") };
+            assert!(message.contains("tokenizer.json") && message.contains(&format!("id {id}")), "{message}");
+        }
     }
 
     #[test]

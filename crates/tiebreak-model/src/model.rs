@@ -1,8 +1,9 @@
 use burn::tensor::{Int, Tensor};
 use serde::Serialize;
 
-use crate::interface::{HeadConfig, HeadMode, ModeKind, Role, Start};
+use crate::interface::{HeadConfig, HeadMode, Role, Start};
 use crate::trunk::init::Initialiser;
+use crate::trunk::position::PositionKind;
 use crate::trunk::{ModelConfig, Trunk};
 use crate::{Parameter, Placement};
 
@@ -19,7 +20,7 @@ pub struct Model {
 pub struct ParameterCount {
     /// All, each once.
     pub unique: usize,
-    /// Shared and input side.
+    /// Shared, input side and maps.
     pub embedding: usize,
     /// Output side alone.
     pub head: usize,
@@ -79,14 +80,21 @@ impl Model {
 }
 
 impl ModelConfig {
-    /// Counts distinct parameters for a vocabulary and context, without building anything.
-    pub fn count(&self, mode: ModeKind, vocabulary: usize, context: usize) -> ParameterCount {
-        let (d, table) = (self.d_model, vocabulary * self.d_model);
+    /// Counts distinct parameters for a vocabulary and context, without building anything. `self` is resolved.
+    pub fn count(&self, head: &HeadConfig, vocabulary: usize, context: usize) -> ParameterCount {
+        let d = self.d_model;
         let block = 4 * d * d + (self.mlp.up_width() + 1) * d * self.d_ff + 2 * self.norm.vectors() * d;
-        let learned = (self.position == crate::trunk::position::PositionKind::Learned) as usize * context * d;
+        let learned = (self.position == PositionKind::Learned) as usize * context * d;
         let trunk = self.n_layers * block + self.norm.vectors() * d + learned;
-        let head = mode.roles().iter().filter(|r| **r == Role::Output).count() * table;
-        let embedding = mode.roles().len() * table - head;
+        let interface = head.parameters(vocabulary, d);
+        let size = |output: bool| -> usize {
+            interface
+                .iter()
+                .filter(|(r, _)| (*r == Role::Output) == output)
+                .map(|(_, [rows, columns])| rows * columns)
+                .sum()
+        };
+        let (embedding, head) = (size(false), size(true));
         ParameterCount { unique: embedding + head + trunk, embedding, head, trunk }
     }
 
@@ -99,8 +107,8 @@ impl ModelConfig {
     }
 
     /// The `d_ff`, a multiple of 8, whose parameter count comes nearest to `unique`; `None` if that misses by over 1 %.
-    pub fn d_ff_for(&self, unique: usize, mode: ModeKind, vocabulary: usize, context: usize) -> Option<usize> {
-        let at = |d_ff: usize| ModelConfig { d_ff, ..self.clone() }.count(mode, vocabulary, context).unique;
+    pub fn d_ff_for(&self, unique: usize, head: &HeadConfig, vocabulary: usize, context: usize) -> Option<usize> {
+        let at = |d_ff: usize| ModelConfig { d_ff, ..self.clone() }.count(head, vocabulary, context).unique;
         let per_unit = at(1) - at(0);
         let ideal = unique.checked_sub(at(0))? as f64 / per_unit as f64;
         let d_ff = ((ideal / 8.0).round() as usize).max(1) * 8;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::Serialize;
+use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
 use tiebreak_train::folder::RunState;
 
-use crate::grammar::hint;
 use crate::runs::{Found, Run, Scalars, find};
 use crate::statistics::{Paired, mean, median, paired, sd};
 use crate::summary::SweepRecord;
@@ -90,7 +90,7 @@ pub struct Versus {
 ///
 /// # Errors
 /// [`Error::Input`] if there are no runs, for a baseline or metric that they lack, a damaged file, and, unless mixing is allowed, for
-/// an arm with two configurations or two runs of one seed.
+/// an arm with two configurations. Copies of one run count once.
 pub fn compare(options: &CompareOptions) -> Result<Comparison, Error> {
     let Found { runs, sweeps, above } = find(&options.dirs)?;
     if runs.is_empty() {
@@ -184,7 +184,7 @@ impl Arms {
 
     fn add(&mut self, runs: Vec<Run>, allow_mixed: bool) -> Result<(), Error> {
         let mut steps: BTreeMap<u64, String> = BTreeMap::new();
-        for run in runs {
+        for run in self.once(runs) {
             let name = run.config.name.clone();
             steps.entry(run.config.train.steps).or_insert_with(|| name.clone());
             let arm = self.of(&name);
@@ -213,6 +213,24 @@ impl Arms {
         Ok(())
     }
 
+    /// Runs of one name and identity, seed included, are one run: the first complete one counts, else the first.
+    fn once(&mut self, runs: Vec<Run>) -> Vec<Run> {
+        let mut kept: Vec<Run> = Vec::with_capacity(runs.len());
+        for mut run in runs {
+            let same = |other: &&mut Run| other.config.name == run.config.name && other.identity == run.identity;
+            let Some(twin) = kept.iter_mut().find(same) else {
+                kept.push(run);
+                continue;
+            };
+            if twin.state != RunState::Complete && run.state == RunState::Complete {
+                std::mem::swap(twin, &mut run);
+            }
+            let (ours, theirs) = (twin.folder.display(), run.folder.display());
+            self.warnings.push(format!("{theirs} is the same run as {ours}, which alone counts"));
+        }
+        kept
+    }
+
     fn compare(mut self, baseline: &str, metric: &str) -> Result<Comparison, Error> {
         // An arm that only a sweep's record knows, of a folder that was not named, has nothing to show.
         self.arms.retain(|arm| !arm.runs.is_empty() || arm.unfinished > 0);
@@ -221,7 +239,7 @@ impl Arms {
         if !references.contains(&Reference::Itself) {
             return Err(Error::Input(format!(
                 "baseline {baseline:?}: no such arm{}; arms: {}. Choose one with --baseline",
-                hint(baseline, &names),
+                did_you_mean(baseline, names.iter().copied()),
                 names.join(", ")
             )));
         }
@@ -231,7 +249,7 @@ impl Arms {
             let tags: Vec<&str> = tags.into_iter().collect();
             return Err(Error::Input(format!(
                 "metric {metric:?}: no complete run has this tag at its last step{}; tags: {}",
-                hint(metric, &tags),
+                did_you_mean(metric, tags.iter().copied()),
                 tags.join(", ")
             )));
         }
@@ -392,7 +410,8 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let config = format!("name = \"{arm}\"\nseed = {seed}\nthreads = {seed}\n[train]\nsteps = 3\n{extra}");
         std::fs::write(folder.join("config.toml"), config).unwrap();
-        let status = json!({ "state": state, "step": 3, "reason": null, "identity": "x" });
+        let identity = format!("{seed} {extra}");
+        let status = json!({ "state": state, "step": 3, "reason": null, "identity": identity });
         std::fs::write(folder.join("status.json"), status.to_string()).unwrap();
         let lines: String = [(0, 9.0), (3, loss)]
             .iter()
@@ -479,10 +498,26 @@ mod tests {
 
         let dir = tempfile::tempdir().unwrap();
         run(&dir.path().join("one"), "tied", 0, "complete", 2.0, "");
-        run(&dir.path().join("two"), "tied", 0, "complete", 4.0, "");
-        assert!(refused(&options(dir.path())).contains("two runs of seed 0"));
+        run(&dir.path().join("two"), "tied", 0, "complete", 4.0, "[optim]\nlr = 0.5\n");
+        let message = refused(&options(dir.path()));
+        assert!(message.contains("two runs of seed 0") && message.contains("optim.lr (0.003 and 0.5)"), "{message}");
         let allowed = compare(&CompareOptions { allow_mixed: true, ..options(dir.path()) }).unwrap();
         assert_eq!((allowed.arms[0].n, allowed.arms[0].mean), (1, Some(3.0)));
+    }
+
+    #[test]
+    fn copies_of_one_run_count_once_and_the_complete_one_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        for (folder, state, loss) in
+            [("a", "interrupted", 9.0), ("b", "complete", 2.0), ("c", "complete", 4.0), ("d", "failed", 9.0)]
+        {
+            run(&dir.path().join(folder), "tied", 0, state, loss, "");
+        }
+        let result = compare(&options(dir.path())).unwrap();
+        let tied = arm(&result, "tied");
+        assert_eq!((tied.n, tied.mean, tied.failed, tied.unfinished), (1, Some(2.0), 0, 0));
+        assert_eq!(result.warnings.len(), 3, "{:?}", result.warnings);
+        assert!(result.warnings.iter().all(|w| w.contains("same run")), "{:?}", result.warnings);
     }
 
     #[test]

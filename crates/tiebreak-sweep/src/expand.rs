@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use tiebreak_data::{DataConfig, Tokenizer, TokenizerSpec};
 use tiebreak_train::Error;
-use tiebreak_train::config::{Loaded, Origin, insert, load, mode_name, read_table, resolve};
+use tiebreak_train::config::{Loaded, Origin, folder_of, insert, load, mode_name, read_table, resolve};
 use toml::{Table, Value};
 
 use crate::grammar::{Arm, SweepConfig, plain};
@@ -24,7 +23,7 @@ pub struct Cell {
     pub loaded: Loaded,
 }
 
-/// Cells in the order arms, grid (first key slowest), seeds. `file` is the sweep file.
+/// Cells in the order arms, grid (the file's first key slowest), seeds. `file` is the sweep file.
 ///
 /// # Errors
 /// [`Error::Input`] naming the file and arm for what [`resolve`] refuses, and for parameters that cannot be matched.
@@ -39,15 +38,10 @@ pub fn expand(config: &SweepConfig, file: &Path) -> Result<Vec<Cell>, Error> {
         }
     }
     for arm in config.arms.iter().filter(|arm| arm.match_parameters.is_some()) {
-        match_parameters(&mut cells, arm).map_err(|e| match e {
-            Error::Input(text) => Error::Input(format!("{}: {text}", file.display())),
-            other => other,
-        })?;
+        match_parameters(&mut cells, arm).map_err(|e| e.at(file.display()))?;
     }
-    config.check_baseline(&cells.iter().map(|c| c.name.as_str()).collect::<Vec<_>>()).map_err(|e| match e {
-        Error::Input(text) => Error::Input(format!("{}: {text}", file.display())),
-        other => other,
-    })?;
+    let names: Vec<&str> = cells.iter().map(|c| c.name.as_str()).collect();
+    config.check_baseline(&names).map_err(|e| e.at(file.display()))?;
     Ok(cells)
 }
 
@@ -79,13 +73,12 @@ fn cell(
     }
     let source = format!("{}: arm {name:?}", file.display());
     for (key, value) in &arm.set {
-        insert(&mut own, key, value.clone()).map_err(|e| Error::Input(format!("{source}: {e}")))?;
+        insert(&mut own, key, value.clone()).map_err(|e| e.at(&source))?;
     }
     let mut identity = Table::new();
     identity.insert("name".into(), Value::String(name.clone()));
     identity.insert("seed".into(), Value::Integer(seed as i64));
-    let folder = |path: &Path| path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned();
-    let (base_folder, sweep_folder) = (folder(&config.base), folder(file));
+    let (base_folder, sweep_folder) = (folder_of(&config.base), folder_of(file));
     let layers = [
         (base, Origin::File, base_folder.as_path()),
         (&config.base_sets, Origin::Set, Path::new(".")),
@@ -104,23 +97,10 @@ fn cell(
     Ok(Cell { name, arm: arm.name.clone(), grid: grid.to_vec(), seed, loaded })
 }
 
-/// Number of ids of a data section's tokenizer, without preparing the data.
-///
-/// # Errors
-/// [`Error::Input`] for a tokenizer.json that is missing or none.
-pub fn vocabulary(data: &DataConfig) -> Result<usize, Error> {
-    Ok(match TokenizerSpec::parse(&data.tokenizer)? {
-        TokenizerSpec::Gpt2 => 50_257,
-        TokenizerSpec::Bytes => 257,
-        TokenizerSpec::Bpe(ids) => ids,
-        TokenizerSpec::File(path) => Tokenizer::open(&path)?.vocabulary(),
-    })
-}
-
 /// Distinct parameters of a cell's model.
 pub(crate) fn parameters(config: &tiebreak_train::config::RunConfig) -> Result<usize, Error> {
-    let vocabulary = vocabulary(&config.data)?;
-    Ok(config.model.count(config.head.mode, vocabulary, config.data.context_length).unique)
+    let vocabulary = config.data.vocabulary()?;
+    Ok(config.model.count(&config.head, vocabulary, config.data.context_length).unique)
 }
 
 /// Solves `model.d_ff` of the arm's cells so that each has as many parameters as the target's cell of the same grid point and seed.
@@ -135,15 +115,15 @@ fn match_parameters(cells: &mut [Cell], arm: &Arm) -> Result<(), Error> {
         let Some(reference) = cells.iter().find(same_point) else { continue };
         let wanted = parameters(&reference.loaded.config)?;
         let config = &cell.loaded.config;
-        let (mode, ids, context) = (config.head.mode, vocabulary(&config.data)?, config.data.context_length);
-        let Some(d_ff) = config.model.d_ff_for(wanted, mode, ids, context) else {
+        let (head, ids, context) = (&config.head, config.data.vocabulary()?, config.data.context_length);
+        let Some(d_ff) = config.model.d_ff_for(wanted, head, ids, context) else {
             let smallest =
-                tiebreak_model::ModelConfig { d_ff: 8, ..config.model.clone() }.count(mode, ids, context).unique;
+                tiebreak_model::ModelConfig { d_ff: 8, ..config.model.clone() }.count(head, ids, context).unique;
             return Err(Error::Input(format!(
                 "arm {:?}: match_parameters = {target:?}: no model.d_ff (a multiple of 8) brings the {} model of depth {} and width {} \
                  within 1 % of {wanted} parameters; the smallest, with d_ff = 8, has {smallest}. Use a smaller vocabulary or a larger target",
                 cell.name,
-                mode_name(mode),
+                mode_name(head.mode),
                 config.model.n_layers,
                 config.model.d_model,
             )));
@@ -179,14 +159,14 @@ mod tests {
         let all = cells(&format!("seeds = [3, 1]\n{TWO}{grid}"), "seed = 9\nname = \"base\"", &[]).unwrap();
         assert_eq!(all.len(), 2 * 4 * 2);
         let names: Vec<(&str, u64)> = all.iter().take(5).map(|c| (c.name.as_str(), c.seed)).collect();
-        let first = "tied optim.clip_norm=1 optim.lr=0.001";
-        let third = "tied optim.clip_norm=0.5 optim.lr=0.001";
-        assert_eq!(names[..3], [(first, 3), (first, 1), ("tied optim.clip_norm=1 optim.lr=0.003", 3)]);
+        let first = "tied optim.lr=0.001 optim.clip_norm=1";
+        let third = "tied optim.lr=0.003 optim.clip_norm=1";
+        assert_eq!(names[..3], [(first, 3), (first, 1), ("tied optim.lr=0.001 optim.clip_norm=0.5", 3)]);
         assert_eq!(names[4], (third, 3));
         for cell in &all {
             assert_eq!((&cell.loaded.config.name, cell.loaded.config.seed), (&cell.name, cell.seed));
         }
-        assert_eq!(all[4].loaded.config.optim.clip_norm, 0.5);
+        assert_eq!(all[2].loaded.config.optim.clip_norm, 0.5);
         assert_eq!(all[15].arm, "untied");
     }
 

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
-use tiebreak_train::config::{flatten, insert, nearest, parse_set, read_table};
+use tiebreak_train::config::{flatten, insert, parse_set, plain_name, read_table};
 use toml::{Table, Value};
 
 const SWEEP_KEYS: [&str; 7] = ["name", "base", "seeds", "baseline", "metric", "arms", "grid"];
 const ARM_KEYS: [&str; 3] = ["name", "set", "match_parameters"];
 
-/// Tags of `train/` and `eval/`; the other sections grow with every probe, so that only their names are checked.
-const TAGS: [&str; 11] = [
+/// Every tag that a run of this build can write: what `sweep.metric` may be. The `grad/shared_` ones need a shared matrix.
+pub const TAGS: [&str; 32] = [
     "train/loss",
     "train/lr",
     "train/epoch",
@@ -22,9 +23,29 @@ const TAGS: [&str; 11] = [
     "eval/loss",
     "eval/ppl",
     "eval/bits_per_byte",
-    "eval/loss_decile",
+    "eval/loss_decile/0",
+    "eval/loss_decile/1",
+    "eval/loss_decile/2",
+    "eval/loss_decile/3",
+    "eval/loss_decile/4",
+    "eval/loss_decile/5",
+    "eval/loss_decile/6",
+    "eval/loss_decile/7",
+    "eval/loss_decile/8",
+    "eval/loss_decile/9",
+    "grad/input_norm",
+    "grad/output_norm",
+    "grad/output_over_input",
+    "grad/output_share",
+    "grad/cosine",
+    "grad/input_signed_share",
+    "grad/output_signed_share",
+    "grad/authors/input_norm",
+    "grad/authors/output_norm",
+    "grad/authors/output_over_input",
+    "grad/shared_input_norm",
+    "grad/shared_output_norm",
 ];
-const OTHER_SECTIONS: [&str; 6] = ["grad", "update", "embedding", "align", "lens", "residual"];
 
 /// One configuration that is compared with others.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +73,7 @@ pub struct SweepConfig {
     pub metric: String,
     /// The arms in the file's order.
     pub arms: Vec<Arm>,
-    /// Keys and their values, crossed with the arms; the first key varies slowest.
+    /// Keys and their values, crossed with the arms, in the file's order; the first key varies slowest.
     pub grid: Vec<(String, Vec<Value>)>,
     /// `--set` keys that change the base.
     pub base_sets: Table,
@@ -82,7 +103,7 @@ impl SweepConfig {
         let mut base_sets = Table::new();
         // `[sweep.grid]` may write optim.lr quoted or not; a --set of the same key has to meet it.
         if let Some(Value::Table(grid)) = sweep.get_mut("grid") {
-            *grid = flatten(grid).into_iter().collect();
+            *grid = in_order(grid);
         }
         for set in sets {
             let (key, value) = parse_set(set)?;
@@ -105,18 +126,14 @@ impl SweepConfig {
                 None => insert(&mut base_sets, &key, value)?,
             }
         }
-        Self::parse(sweep, base_sets, &folder).map_err(|e| match e {
-            Error::Input(text) => fail(text),
-            other => other,
-        })
+        Self::parse(sweep, base_sets, &folder).map_err(|e| e.at(&source))
     }
 
     fn parse(sweep: Table, base_sets: Table, folder: &Path) -> Result<Self, Error> {
         let fail = |text: String| Err(Error::Input(text));
         known_keys("[sweep]", &sweep, &SWEEP_KEYS)?;
         let name = required(&sweep, "name", "the name of the sweep's folder")?;
-        let plain = |c: char| c.is_alphanumeric() || "._=+,-".contains(c);
-        if name.is_empty() || name.len() > 100 || name.starts_with(['.', '-']) || !name.chars().all(plain) {
+        if name.is_empty() || name.len() > 100 || name.starts_with(['.', '-']) || plain_name(&name) != name {
             return fail(format!(
                 "sweep.name = {name:?}: expected 1 to 100 letters, digits or . _ = + , - (it names a folder)"
             ));
@@ -149,15 +166,24 @@ impl SweepConfig {
         Err(Error::Input(format!(
             "sweep.baseline = {:?}: no such arm{}; arms: {}",
             self.baseline,
-            hint(&self.baseline, &names),
+            did_you_mean(&self.baseline, names.iter().copied()),
             names.join(", ")
         )))
     }
 }
 
-/// `; did you mean "x"?`, or nothing.
-pub(crate) fn hint(word: &str, known: &[&str]) -> String {
-    nearest(word, known.iter().copied()).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default()
+/// Dotted keys of a table in the file's order, which says what varies slowest.
+fn in_order(table: &Table) -> Table {
+    let mut flat = Table::new();
+    for (key, value) in table {
+        match value {
+            Value::Table(inner) if !inner.is_empty() => {
+                flat.extend(in_order(inner).into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)));
+            }
+            leaf => _ = flat.insert(key.clone(), leaf.clone()),
+        }
+    }
+    flat
 }
 
 fn article(value: &Value) -> String {
@@ -168,9 +194,11 @@ fn article(value: &Value) -> String {
 fn known_keys(place: &str, table: &Table, known: &[&str]) -> Result<(), Error> {
     match table.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
-        Some(key) => {
-            Err(Error::Input(format!("unknown key {key} in {place}{}; known: {}", hint(key, known), known.join(", "))))
-        }
+        Some(key) => Err(Error::Input(format!(
+            "unknown key {key} in {place}{}; known: {}",
+            did_you_mean(key, known.iter().copied()),
+            known.join(", ")
+        ))),
     }
 }
 
@@ -262,7 +290,10 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
             None => {
                 let what = if *target == arm.name { "is the arm itself" } else { "is no arm" };
                 let known = if names.is_empty() { "none".into() } else { names.join(", ") };
-                return fail(format!("{place} {what}{}; other arms: {known}", hint(target, &names)));
+                return fail(format!(
+                    "{place} {what}{}; other arms: {known}",
+                    did_you_mean(target, names.iter().copied())
+                ));
             }
             Some(other) if other.match_parameters.is_some() => {
                 return fail(format!("{place} is itself matched to another arm: name that arm instead"));
@@ -280,7 +311,7 @@ fn grid(value: Option<&Value>, arms: &[Arm]) -> Result<Vec<(String, Vec<Value>)>
     let fail = |text: String| Err(Error::Input(text));
     let table = match value {
         None => return Ok(Vec::new()),
-        Some(Value::Table(table)) => flatten(table),
+        Some(Value::Table(table)) => in_order(table),
         Some(other) => return fail(format!("sweep.grid is {}: expected the section [sweep.grid]", article(other))),
     };
     let mut grid = Vec::with_capacity(table.len());
@@ -331,19 +362,14 @@ pub(crate) fn plain(value: &Value) -> String {
 }
 
 fn check_metric(metric: &str) -> Result<(), Error> {
-    let exact = metric.strip_prefix("eval/loss_decile/").map_or(metric, |decile| match decile.parse::<u8>() {
-        Ok(0..=9) => "eval/loss_decile",
-        _ => metric,
-    });
-    let section = metric.split_once('/').map(|(section, _)| section);
-    if metric != "eval/loss_decile" && TAGS.contains(&exact) || section.is_some_and(|s| OTHER_SECTIONS.contains(&s)) {
+    if TAGS.contains(&metric) {
         return Ok(());
     }
-    let near = if section.is_some() { metric.to_owned() } else { format!("eval/{metric}") };
+    let near = if metric.contains('/') { metric.to_owned() } else { format!("eval/{metric}") };
     Err(Error::Input(format!(
-        "sweep.metric = {metric:?}: no such tag{}; for example eval/ppl, eval/loss, eval/bits_per_byte, train/loss, \
-         grad/output_over_input",
-        hint(&near, &TAGS)
+        "sweep.metric = {metric:?}: no such tag{}; tags: {}",
+        did_you_mean(&near, TAGS.into_iter()),
+        TAGS.join(", ")
     )))
 }
 
@@ -429,12 +455,33 @@ mod tests {
     }
 
     #[test]
-    fn tags_of_every_section_are_metrics() {
-        for metric in ["eval/ppl", "eval/loss_decile/9", "train/loss", "grad/authors/input_norm", "align/a_to_b/cca"] {
+    fn only_tags_that_this_build_writes_are_metrics() {
+        for metric in TAGS {
             check_metric(metric).unwrap();
         }
-        for metric in ["eval/loss_decile/10", "eval/loss_decile", "evil/ppl", "eval/", ""] {
+        for (metric, near) in [
+            ("eval/loss_decile/10", "eval/loss_decile/1"),
+            ("evil/ppl", "eval/ppl"),
+            ("grad/output_over_inptu", "grad/output_over_input"),
+            ("grad/author/input_norm", "grad/authors/input_norm"),
+        ] {
+            let message = check_metric(metric).unwrap_err().to_string();
+            assert!(message.contains(&format!("did you mean {near:?}")), "{message}");
+        }
+        for metric in ["align/a_to_b/cca", "lens/x", "update/input_norm", "eval/", "eval/loss_decile", ""] {
             assert!(check_metric(metric).is_err(), "{metric}");
         }
+    }
+
+    #[test]
+    fn a_grid_keeps_the_order_of_the_file() {
+        let grid = "[sweep.grid]\n\"train.steps\" = [1]\noptim.lr = [1e-3]\n\"data.context_length\" = [8]\noptim.eps = [0.0]\n";
+        let order = |sets: &[&str]| -> Vec<String> {
+            read(&format!("{HEAD}{ARMS}{grid}"), sets).unwrap().grid.into_iter().map(|(key, _)| key).collect()
+        };
+        // TOML keeps the keys of one section together.
+        let expected = ["train.steps", "optim.lr", "optim.eps", "data.context_length"];
+        assert_eq!(order(&[]), expected);
+        assert_eq!(order(&["sweep.grid.optim.lr=[1e-2]"]), expected, "--set replaces values, not places");
     }
 }

@@ -1,7 +1,7 @@
 //! The local launcher: cells as child processes of the same binary, several at a time.
 
 use std::fs::File;
-use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
+use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use tiebreak_data::{OFFLINE, write_atomic};
+use tiebreak_data::{FORCED_FALLBACK, write_atomic};
 use tiebreak_train::Error;
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::folder::RunState;
@@ -30,8 +30,8 @@ pub struct LaunchOptions {
     pub program: PathBuf,
 }
 
-/// Cells at a time and threads for each, for `cells` that are left and `cores`: whole cells first, for a small model gains little
-/// from a second thread.
+/// Cells at a time and threads for each, for `cells` that are left and `cores`: as many cells as there are cores, then as many
+/// threads for each as remain.
 pub fn default_split(cells: usize, cores: usize) -> (usize, usize) {
     let jobs = cells.min(cores).max(1);
     (jobs, (cores / jobs).max(1))
@@ -206,7 +206,7 @@ impl<'a> Task<'a> {
         // Preparing data uses the global pool; cells share the cores.
         command.env("RAYON_NUM_THREADS", threads.to_string());
         if let Some(reason) = &self.planned.info.fallback_reason {
-            command.env(OFFLINE, reason.replace('\0', " "));
+            command.env(FORCED_FALLBACK, reason.replace('\0', " "));
         }
         apart(&mut command);
         command.spawn()
@@ -366,15 +366,6 @@ pub(crate) fn failure_table(failures: &[Failure]) -> String {
         ]);
     }
     format!("{} of the sweep's cells did not complete:\n{table}\n", failures.len())
-}
-
-/// Writes to stdout; a reader that went away is no error.
-pub(crate) fn print(text: &str) -> Result<(), Error> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::Failed(format!("stdout: {e}"))),
-        _ => Ok(()),
-    }
 }
 
 /// Whether someone watches.

@@ -13,8 +13,8 @@ mod sweep;
 mod table;
 
 pub use compare::{ArmSummary, CompareOptions, Comparison, Versus, compare};
-pub use expand::{Cell, expand, vocabulary};
-pub use grammar::{Arm, SweepConfig};
+pub use expand::{Cell, expand};
+pub use grammar::{Arm, SweepConfig, TAGS};
 pub use launch::{LaunchOptions, default_split};
 pub use summary::{CellRecord, SUMMARY_FILE, SWEEP_FILE, SweepRecord};
 pub use sweep::{Sweep, SweepOutcome};

@@ -8,7 +8,7 @@ use tiebreak_train::config::{identity, run_folder_name};
 use tiebreak_train::device::DeviceSpec;
 use tiebreak_train::folder::RunFolder;
 
-use crate::{Cell, vocabulary};
+use crate::Cell;
 
 /// A cell whose data is known.
 pub(crate) struct Planned<'a> {
@@ -26,13 +26,7 @@ impl Planned<'_> {
 
 /// Prepares the data of each distinct `[data]` section, so that no two cells do, and names the cells' folders.
 pub(crate) fn plan<'a>(cells: &'a [Cell], sweep_folder: &Path) -> Result<Vec<Planned<'a>>, Error> {
-    let planned = with_data(cells, sweep_folder, |config| {
-        let info = prepare(config)?.info;
-        for warning in &info.warnings {
-            tracing::warn!("{}: {warning}", info.corpus);
-        }
-        Ok(Some(info))
-    })?;
+    let planned = with_data(cells, sweep_folder, |config| Ok(Some(prepare(config)?.info)))?;
     let planned: Vec<Planned> = planned.into_iter().flatten().collect();
     for (index, one) in planned.iter().enumerate() {
         if let Some(twin) = planned[..index].iter().find(|other| other.folder.0 == one.folder.0) {
@@ -43,7 +37,7 @@ pub(crate) fn plan<'a>(cells: &'a [Cell], sweep_folder: &Path) -> Result<Vec<Pla
                 one.folder_name()
             )));
         }
-        let expected = vocabulary(&one.cell.loaded.config.data)?;
+        let expected = one.cell.loaded.config.data.vocabulary()?;
         if expected != one.info.vocabulary {
             return Err(Error::Failed(format!(
                 "data.tokenizer = {:?} has {} ids, {expected} were expected",

@@ -25,6 +25,8 @@ pub(crate) struct Run {
     pub folder: PathBuf,
     pub config: RunConfig,
     pub state: RunState,
+    /// As its status records it: equal where nothing that can change a number differs.
+    pub identity: String,
     /// Distinct parameters, as the run recorded them.
     pub parameters: Option<u64>,
     pub data: Option<DataInfo>,
@@ -60,7 +62,14 @@ impl Run {
         if let Some(device) = recorded.device {
             config.device = device;
         }
-        Ok(Self { folder: folder.to_path_buf(), config, state: status.state, parameters, data })
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            config,
+            state: status.state,
+            identity: status.identity,
+            parameters,
+            data,
+        })
     }
 
     /// What makes two runs repetitions of one configuration: every key that can change a number, but the seed, and the data's

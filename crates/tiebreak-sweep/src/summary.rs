@@ -118,7 +118,8 @@ fn hyperparameters(cells: &[Cell]) -> Vec<(String, Vec<HParam>)> {
         .collect::<BTreeSet<String>>()
         .into_iter()
         .map(|key| {
-            let values = flat.iter().filter_map(|f| f.get(&key)).map(hparam).collect();
+            // As the runs write theirs: TensorBoard matches the two by value.
+            let values = flat.iter().filter_map(|f| f.get(&key)).map(HParam::from).collect();
             (key, values)
         })
         .collect()
@@ -140,16 +141,5 @@ pub(crate) fn flat(cell: &Cell) -> BTreeMap<String, Value> {
     match Value::try_from(&cell.loaded.config) {
         Ok(Value::Table(table)) => flatten(&table),
         _ => BTreeMap::new(),
-    }
-}
-
-/// As the runs write theirs: TensorBoard matches the two by value.
-fn hparam(value: &Value) -> HParam {
-    match value {
-        Value::Integer(i) => HParam::Number(*i as f64),
-        Value::Float(x) => HParam::Number(*x),
-        Value::Boolean(b) => HParam::Bool(*b),
-        Value::String(s) => HParam::Text(s.clone()),
-        other => HParam::Text(other.to_string()),
     }
 }

@@ -11,7 +11,7 @@ use tiebreak_train::folder::{RunFolder, RunState};
 
 use crate::compare::compare_cells;
 use crate::expand::parameters;
-use crate::launch::{LaunchOptions, failure_table, launch, print, split};
+use crate::launch::{LaunchOptions, failure_table, launch, split};
 use crate::plan::{plan, plan_if_cached};
 use crate::runs::find;
 use crate::summary::{SWEEP_FILE, SweepRecord, declare, differing, flat, write_json, write_summary};
@@ -27,13 +27,13 @@ pub struct Sweep {
     pub cells: Vec<Cell>,
 }
 
-/// How a sweep ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a sweep ended, with the comparison for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SweepOutcome {
     /// All cells are complete.
-    Complete,
-    /// Some failed or diverged.
-    Failures,
+    Complete(String),
+    /// Some failed or diverged; the text names them.
+    Failures(String),
     /// A signal came; cells wrote checkpoints.
     Interrupted,
 }
@@ -47,10 +47,7 @@ impl Sweep {
         let config = SweepConfig::read(path, sets)?;
         let cells = expand(&config, path)?;
         for cell in &cells {
-            let place = |e: Error| match e {
-                Error::Input(text) => Error::Input(format!("{}: arm {:?}: {text}", path.display(), cell.name)),
-                other => other,
-            };
+            let place = |e: Error| e.at(format_args!("{}: arm {:?}", path.display(), cell.name));
             cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
             cell.loaded.config.data.check_sources().map_err(place)?;
         }
@@ -89,11 +86,12 @@ impl Sweep {
     }
 
     /// The cells, their folders (where the data is cached, for folders are named by content), sizes and states. Writes and fetches
-    /// nothing.
+    /// nothing. `jobs` is as in [`LaunchOptions`].
     ///
     /// # Errors
-    /// [`Error::Input`] for data or a folder that running would refuse.
-    pub fn dry_run(&self, out: &Path) -> Result<String, Error> {
+    /// [`Error::Input`] for data, a folder or `jobs` that running would refuse.
+    pub fn dry_run(&self, out: &Path, jobs: Option<usize>) -> Result<String, Error> {
+        check_jobs(jobs)?;
         let folder = self.folder(out)?;
         let planned = plan_if_cached(&self.cells, &folder)?;
         let header = ["cell", "seed", "folder", "parameters", "steps", "state"].map(String::from);
@@ -129,9 +127,9 @@ impl Sweep {
                 state,
             ]);
         }
-        let how = match self.split(None, left) {
+        let how = match self.split(jobs, left) {
             _ if left == 0 => String::new(),
-            (jobs, threads) => format!(", {jobs} at a time with {threads} threads each"),
+            (jobs, threads) => format!(", {} at a time with {threads} threads each", jobs.min(left)),
         };
         Ok(format!(
             "{table}\n{} cells in {}, {left} to run{how}; nothing was written\n",
@@ -140,25 +138,32 @@ impl Sweep {
         ))
     }
 
-    /// Prepares the data, runs every cell that is not done, and prints the comparison on stdout.
+    /// Prepares the data, runs every cell that is not done, and compares them.
     ///
     /// # Errors
     /// [`Error::Input`], before anything is written, for data that cannot be used or a folder that is in use; [`Error::Failed`] for
-    /// data that cannot be fetched and for the sweep's own files. A cell's failure is no error: see [`SweepOutcome`].
+    /// data that cannot be fetched, for the sweep's own files and for runs that cannot be compared. A cell's failure is no error: see [`SweepOutcome`].
     pub fn run(&self, out: &Path, options: LaunchOptions) -> Result<SweepOutcome, Error> {
-        if options.jobs == Some(0) {
-            return Err(Error::Input("--jobs 0: expected at least 1".into()));
-        }
+        check_jobs(options.jobs)?;
         let folder = self.folder(out)?;
         let planned = plan(&self.cells, &folder)?;
         if options.stop.load(Ordering::Relaxed) {
             return Ok(SweepOutcome::Interrupted);
         }
+        let unusable = |e: &dyn std::fmt::Display| {
+            Error::Input(format!(
+                "--out {}: the sweep's folder cannot be written: {e}; choose another --out",
+                out.display()
+            ))
+        };
+        // Before anything is written, so that a folder that somebody else owns stays as it is.
+        let _lock = match Lock::try_acquire(&folder.join("sweep.lock")) {
+            Err(e) => return Err(unusable(&e)),
+            Ok(None) => return Err(Error::Input(format!("{}: another process runs this sweep", folder.display()))),
+            Ok(Some(lock)) => lock,
+        };
         let cells = folder.join("cells");
-        std::fs::create_dir_all(&cells)
-            .map_err(|e| Error::Input(format!("--out: the folder {} cannot be made: {e}", cells.display())))?;
-        let _lock = Lock::try_acquire(&folder.join("sweep.lock"))?
-            .ok_or_else(|| Error::Input(format!("{}: another process runs this sweep", folder.display())))?;
+        std::fs::create_dir_all(&cells).map_err(|e| unusable(&format_args!("{}: {e}", cells.display())))?;
         let names: Vec<String> = planned.iter().map(|p| p.folder_name()).collect();
         let record = SweepRecord::new(&self.config, self.cells.iter().zip(names.iter().map(String::as_str)));
         write_json(&folder.join(SWEEP_FILE), &record)?;
@@ -182,9 +187,11 @@ impl Sweep {
             write_summary(&folder, &comparison)?;
             Ok(comparison.to_text())
         });
-        let mut text = match &compared {
-            Ok(table) => table.clone(),
-            Err(e) => format!("no comparison: {e}\n"),
+        let mut text = match compared {
+            Ok(table) => table,
+            // With failures the exit code is theirs, and the text the place to tell it.
+            Err(e) if !failures.is_empty() => format!("no comparison: {e}\n"),
+            Err(Error::Input(text) | Error::Failed(text)) => return Err(Error::Failed(text)),
         };
         if !failures.is_empty() {
             text += &format!("\n{}", failure_table(&failures));
@@ -199,12 +206,7 @@ impl Sweep {
             );
         }
         let _ = writeln!(text, "\nTo see the curves: tensorboard --logdir {}", folder.display());
-        print(&text)?;
-        match compared {
-            _ if !failures.is_empty() => Ok(SweepOutcome::Failures),
-            Ok(_) => Ok(SweepOutcome::Complete),
-            Err(Error::Input(text) | Error::Failed(text)) => Err(Error::Failed(text)),
-        }
+        Ok(if failures.is_empty() { SweepOutcome::Complete(text) } else { SweepOutcome::Failures(text) })
     }
 
     /// The sweep's folder, refused where it cannot be one.
@@ -227,6 +229,13 @@ impl Sweep {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = self.cells.iter().map(|cell| cell.loaded.config.threads).max().unwrap_or(0);
         split(jobs, threads, left, cores)
+    }
+}
+
+fn check_jobs(jobs: Option<usize>) -> Result<(), Error> {
+    match jobs {
+        Some(0) => Err(Error::Input("--jobs 0: expected at least 1".into())),
+        _ => Ok(()),
     }
 }
 
@@ -255,7 +264,7 @@ mod tests {
         }
         let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/sweeps/quickstart.toml");
         let sweep = Sweep::load(&configs, &[]).unwrap();
-        let Err(Error::Input(text)) = sweep.dry_run(dir.path()) else { panic!("accepted") };
+        let Err(Error::Input(text)) = sweep.dry_run(dir.path(), None) else { panic!("accepted") };
         assert!(text.contains("--out") && text.contains("run's own folder"), "{text}");
     }
 }

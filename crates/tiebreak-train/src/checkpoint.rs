@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use tiebreak_data::Error;
+use tiebreak_data::{Error, sha256_hex};
 use tiebreak_model::Model;
 
 use crate::optim::{AdamW, Moments};
@@ -58,7 +57,7 @@ pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep
         (MODEL, tensors::to_bytes(parameters, origin())?),
         (OPTIMISER, tensors::to_bytes(moments.iter().map(|(n, t)| (n.as_str(), *t)), origin())?),
     ];
-    let sums = files.iter().map(|(file, bytes)| ((*file).to_owned(), sha256(bytes)));
+    let sums = files.iter().map(|(file, bytes)| ((*file).to_owned(), sha256_hex(bytes)));
     let record = Record { state: state.clone(), sha256: sums.collect() };
     files.push((STATE, serde_json::to_vec_pretty(&record).map_err(|e| Error::Failed(format!("{STATE}: {e}")))?));
     for (file, bytes) in files {
@@ -72,12 +71,12 @@ pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep
         write().map_err(|e| failed(&path, e))?;
     }
     let target = folder.join(&name);
-    remove(&target)?;
+    retire(folder, &name)?;
     fs::rename(&temporary, &target).map_err(|e| failed(&target, e))?;
     sync_folder(folder)?;
     let steps = list(folder)?;
     for old in &steps[..steps.len().saturating_sub(keep)] {
-        remove(&folder.join(format!("step-{old}")))?;
+        retire(folder, &format!("step-{old}"))?;
     }
     Ok(())
 }
@@ -112,7 +111,7 @@ pub fn load(
     for (name, expected) in &sums {
         let file = path.join(name);
         let bytes = fs::read(&file).map_err(|e| damaged(&file, &path, &e.to_string()))?;
-        if sha256(&bytes) != *expected {
+        if sha256_hex(&bytes) != *expected {
             return Err(damaged(&file, &path, "damaged: its SHA-256 is not the one it was written with"));
         }
     }
@@ -156,10 +155,6 @@ fn damaged(file: &Path, checkpoint: &Path, what: &str) -> Error {
     ))
 }
 
-fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn take(
     file: &Path,
     stored: &mut BTreeMap<String, Tensor<2>>,
@@ -193,6 +188,18 @@ fn entries(folder: &Path) -> Result<Vec<String>, Error> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(vec![]),
         Err(e) => Err(failed(e)),
         Ok(read) => read.map(|e| e.map(|e| e.file_name().to_string_lossy().into_owned()).map_err(failed)).collect(),
+    }
+}
+
+/// Removes a checkpoint; a kill on the way leaves a temporary name, not half a checkpoint.
+fn retire(folder: &Path, name: &str) -> Result<(), Error> {
+    let (path, gone) = (folder.join(name), folder.join(format!(".tmp-old-{name}")));
+    remove(&gone)?;
+    match fs::rename(&path, &gone) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::Failed(format!("{}: cannot be removed: {e}", path.display())))
+        }
+        _ => remove(&gone),
     }
 }
 

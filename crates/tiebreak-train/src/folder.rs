@@ -117,6 +117,15 @@ impl RunFolder {
         names.find(|n| !n.starts_with(TEMPORARY) && !["lock", "config.toml", "env.json"].contains(&n.as_str()))
     }
 
+    /// The number of ids that `env.json` records; `None` if there is no such file.
+    pub fn vocabulary(&self) -> Result<Option<usize>, Error> {
+        let path = self.env();
+        let Ok(bytes) = fs::read(&path) else { return Ok(None) };
+        let env: serde_json::Value = serde_json::from_slice(&bytes)
+            .map_err(|e| Error::Input(format!("{}: {e}: not a run's env.json", path.display())))?;
+        Ok(env["data"]["vocabulary"].as_u64().map(|ids| ids as usize))
+    }
+
     /// Replaces `status.json`.
     pub fn set_status(&self, status: &Status) -> Result<(), Error> {
         let json = serde_json::to_vec_pretty(status).map_err(|e| Error::Failed(format!("status.json: {e}")))?;

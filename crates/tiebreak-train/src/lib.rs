@@ -15,5 +15,5 @@ pub mod step;
 pub mod tensors;
 pub mod track;
 
-pub use run::{Outcome, TrainOptions, train};
+pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

@@ -7,14 +7,20 @@ use tiebreak_model::interface::Sides;
 use crate::intervene::Factors;
 use crate::track::Tag;
 
+/// What the sides reach together.
+pub enum Shared<'a> {
+    /// One table: its parts are G_in and G_out themselves.
+    Table,
+    /// The pulled-back sides of shared parameters; none: nothing is shared.
+    Parts(&'a [Sides]),
+}
+
 /// Sums over the V x d gradients of one step, before scale and clip.
 #[derive(Clone, Debug)]
 pub struct Provenance {
-    /// |G_in\[v\]|^2 per row.
-    pub input_rows: Vec<f64>,
-    /// |G_out\[v\]|^2 per row.
-    pub output_rows: Vec<f64>,
-    /// <G_in, G_out>.
+    /// |G_in|^2, |G_out|^2 and <G_in, G_out>.
+    input: f64,
+    output: f64,
     dot: f64,
     /// Squared norms of the parts that reach shared parameters, if there are any.
     shared: Option<(f64, f64)>,
@@ -24,32 +30,33 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Measures one step. `shared` holds the pulled-back sides of shared parameters.
+    /// Measures one step: G_in, G_out `[v, d]`; dL/dx0 `[n, d]` and G_out of the last micro-batch; the table's factors.
     pub fn measure(
         input_vd: &Tensor<2>,
         output_vd: &Tensor<2>,
-        shared: &[Sides],
+        shared: Shared,
         last: (Tensor<2>, Tensor<2>),
         factors: Factors,
     ) -> Self {
-        let RowProducts { aa: input_rows, bb: output_rows, ab } = row_products(input_vd, output_vd);
-        let dot = ab.iter().sum();
-        // Where a part is one of the two sides itself, its length is known.
-        let whole = [(input_vd, input_rows.iter().sum::<f64>()), (output_vd, output_rows.iter().sum())];
-        let square = |t: &Tensor<2>| match whole.iter().find(|(side, _)| same_buffer(side, t)) {
-            Some((_, sum)) => *sum,
-            None => squares([t].into_iter())[0],
+        let RowProducts { aa, bb, ab } = row_products(input_vd, output_vd);
+        let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
+        let total = |parts: &[Sides], side: fn(&Sides) -> &Option<Tensor<2>>| {
+            squares(parts.iter().filter_map(|s| side(s).as_ref())).iter().sum::<f64>()
         };
-        let total =
-            |side: fn(&Sides) -> &Option<Tensor<2>>| shared.iter().filter_map(|s| side(s).as_ref()).map(square).sum();
-        let shared = (!shared.is_empty()).then(|| (total(|s| &s.input), total(|s| &s.output)));
-        let authors = (square(&last.0), square(&last.1));
-        Self { input_rows, output_rows, dot, shared, authors, factors }
+        let shared = match shared {
+            Shared::Table => Some((input, output)),
+            Shared::Parts([]) => None,
+            Shared::Parts(parts) => Some((total(parts, |s| &s.input), total(parts, |s| &s.output))),
+        };
+        let square = |t: &Tensor<2>| squares([t].into_iter())[0];
+        // The only micro-batch's G_out is the step's.
+        let last_output = if same_buffer(output_vd, &last.1) { output } else { square(&last.1) };
+        Self { input, output, dot, shared, authors: (square(&last.0), last_output), factors }
     }
 
     /// The tags of the step. Ratios whose denominator is 0 are left out.
     pub fn scalars(&self) -> Vec<(Tag, f64)> {
-        let (a, b, c) = (self.input_rows.iter().sum::<f64>(), self.output_rows.iter().sum::<f64>(), self.dot);
+        let (a, b, c) = (self.input, self.output, self.dot);
         let (input, output) = (a.sqrt(), b.sqrt());
         let (si, so) = (self.factors.input, self.factors.output);
         let whole = si * si * a + 2.0 * si * so * c + so * so * b;
@@ -93,7 +100,7 @@ mod tests {
         let output = matrix([[0.0, 0.0], [30.0, 40.0]]);
         let sides = Sides { input: Some(input.clone()), output: Some(output.clone()) };
         let factors = Factors { input: 2.0, output: 1.0 };
-        let found = Provenance::measure(&input, &output, &[sides], (x0, output.clone()), factors);
+        let found = Provenance::measure(&input, &output, Shared::Parts(&[sides]), (x0, output.clone()), factors);
         let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
         let expected = [
             ("grad/input_norm", 25.0),
@@ -119,7 +126,8 @@ mod tests {
     #[test]
     fn signed_shares_of_opposed_sides_sum_to_one() {
         let (input, output) = (matrix([[1.0, 0.0]]), matrix([[-3.0, 1.0]]));
-        let found = Provenance::measure(&input, &output, &[], (input.clone(), output.clone()), Factors::NONE);
+        let found =
+            Provenance::measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
         // G = (-2, 1): <G_in, G> = -2, <G_out, G> = 7, |G|^2 = 5.
         assert!((tags["grad/input_signed_share"] + 0.4).abs() < 1e-12);
@@ -130,7 +138,8 @@ mod tests {
     #[test]
     fn a_side_without_gradient_has_no_ratio() {
         let (input, output) = (matrix([[0.0, 0.0]]), matrix([[3.0, 4.0]]));
-        let found = Provenance::measure(&input, &output, &[], (input.clone(), output.clone()), Factors::NONE);
+        let found =
+            Provenance::measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
         assert_eq!(tags["grad/output_share"], 1.0);
         assert!(!tags.contains_key("grad/output_over_input") && !tags.contains_key("grad/cosine"));

@@ -11,9 +11,10 @@ use serde_json::json;
 use tiebreak_data::{
     Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare, window_count, write_atomic,
 };
+use tiebreak_kernels::squares;
 use tiebreak_model::{Model, Placement};
 
-use crate::config::{RunConfig, identity, run_folder_name};
+use crate::config::{RunConfig, identity, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
@@ -48,9 +49,26 @@ pub struct TrainOptions<'a> {
 }
 
 /// `env.json`, as far as it is read back.
-#[derive(Deserialize, Serialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Recorded {
     threads: usize,
+    starts: Vec<Start>,
+}
+
+/// One process that worked on the run.
+#[derive(Deserialize, Serialize)]
+struct Start {
+    from_step: u64,
+    threads: usize,
+    command: Vec<String>,
+}
+
+/// Burn's version as pinned in the workspace's manifest.
+pub const BURN_VERSION: &str = "0.22.1";
+
+fn recorded(folder: &RunFolder) -> Recorded {
+    std::fs::read(folder.env()).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
 /// Trains, or goes on training, one run.
@@ -66,10 +84,13 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
         return Err(Error::Input(format!("--out {out}: this is a file; choose a folder")));
     }
     let data = prepare(&config.data)?;
+    if options.stop.load(Ordering::Relaxed) {
+        return Ok(Outcome::Interrupted);
+    }
     let identity = identity(config, &data.info, kind);
     let folder = RunFolder(options.out.join(run_folder_name(config, &identity)));
     // A complete run needs no lock, and asking must work on a folder that is read-only by now.
-    if let Some(status) = check_owner(&folder, &identity)? {
+    if let Some(status) = check_owner(config, &folder, &identity)? {
         if status.state == RunState::Complete {
             (options.announce)(&folder.0);
             return Ok(Outcome::AlreadyComplete);
@@ -88,9 +109,10 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     }
     std::fs::create_dir_all(&folder.0)
         .map_err(|e| Error::Input(format!("--out {out}: cannot make the folder {}: {e}", folder.0.display())))?;
-    let _lock = folder.lock()?.ok_or_else(|| being_written(&folder))?;
+    let lock = folder.lock().map_err(|e| Error::Input(format!("--out {out}: {e}")))?;
+    let _lock = lock.ok_or_else(|| being_written(&folder))?;
     // Another process may have finished between the look above and the lock.
-    let before = check_owner(&folder, &identity)?;
+    let before = check_owner(config, &folder, &identity)?;
     if before.as_ref().is_some_and(|s| s.state == RunState::Complete) {
         (options.announce)(&folder.0);
         return Ok(Outcome::AlreadyComplete);
@@ -121,14 +143,21 @@ fn state_name(state: RunState) -> String {
 }
 
 /// The folder's status, refused if the folder belongs to something else.
-fn check_owner(folder: &RunFolder, identity: &str) -> Result<Option<Status>, Error> {
+fn check_owner(config: &RunConfig, folder: &RunFolder, identity: &str) -> Result<Option<Status>, Error> {
     let status = folder.status()?;
+    // The name is no part of the identity, and two names can become one folder name.
+    let name = || read_table(&folder.config()).ok()?.get("name")?.as_str().map(str::to_owned);
     let foreign = |what: &str| {
         Err(Error::Input(format!("{}: {what}; choose another --out or remove the folder", folder.0.display())))
     };
     match &status {
         Some(status) if status.identity != identity => foreign("the folder holds another run"),
-        Some(_) => Ok(status),
+        Some(_) => match name() {
+            Some(name) if name != config.name => {
+                foreign(&format!("the folder holds the run {name:?}, not {:?}", config.name))
+            }
+            _ => Ok(status),
+        },
         None => match folder.foreign_file() {
             Some(name) => foreign(&format!("the folder is no run of tiebreak (it holds {name})")),
             None => Ok(None),
@@ -142,11 +171,10 @@ fn being_written(folder: &RunFolder) -> Error {
 
 /// The thread count: as recorded by the run that is resumed, else as configured, else all cores.
 fn threads(config: &RunConfig, folder: &RunFolder) -> usize {
-    let recorded = std::fs::read(folder.env()).ok().and_then(|b| serde_json::from_slice::<Recorded>(&b).ok());
-    match recorded {
-        Some(recorded) if recorded.threads > 0 => recorded.threads,
-        _ if config.threads > 0 => config.threads,
-        _ => std::thread::available_parallelism().map_or(1, |n| n.get()),
+    match (recorded(folder).threads, config.threads) {
+        (0, 0) => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        (0, configured) => configured,
+        (recorded, _) => recorded,
     }
 }
 
@@ -166,13 +194,13 @@ impl Run<'_> {
         let mut model = self.init();
         let mut optimiser = AdamW::new(config.optim.betas, config.optim.eps);
         let logs = self.restore(&mut model, &mut optimiser, step)?;
-        self.write_records(*step, logs.is_some())?;
+        self.write_records(*step)?;
         // Before any other file: a folder that holds logs but no status is taken for somebody else's.
         self.set_running(*step)?;
         // Nothing is in memory that this checkpoint lacks; at step 0 there is nothing to keep.
         let mut saved = *step;
         let mut trackers = Trackers::open(&self.folder.0, logs)?;
-        trackers.session_start(&self.hparams()?, &config.name)?;
+        trackers.session_start(&hparams(config), &config.name)?;
 
         let context = config.data.context_length;
         let windows = window_count(self.data.train.len(), context);
@@ -185,7 +213,10 @@ impl Run<'_> {
         };
         let mut progress = Progress::new(&format!("{} s{}", config.name, config.seed), steps, *step);
         if *step == 0 {
-            self.evaluate(&model, &info, 0, &mut trackers, &mut progress)?;
+            let nonfinite = self.evaluate(&model, &info, 0, &mut trackers, &mut progress)?;
+            if !nonfinite.is_empty() {
+                return diverged(trackers, progress, 0, &nonfinite);
+            }
             self.keep_table(&model, 0)?;
         }
         while *step < steps {
@@ -221,30 +252,34 @@ impl Run<'_> {
                     ("train/tokens_per_second".into(), speed),
                     ("train/grad_norm".into(), done.norm),
                     ("train/clip_factor".into(), done.clip_factor),
-                    ("train/nonfinite".into(), done.nonfinite.len() as f64),
                 ]);
             }
             if let Some(provenance) = &done.provenance {
                 tags.extend(provenance.scalars());
             }
+            let at = |every: u64| every > 0 && next.is_multiple_of(every) || next == steps;
+            let keep = config.log.tables_at.contains(&next) || next == steps;
+            let mut nonfinite = done.nonfinite;
+            // An update can overflow where its gradient did not. Nothing that is kept may hold such values.
+            if nonfinite.is_empty() && (keep || at(config.eval.every) || at(config.checkpoint.every)) {
+                nonfinite = nonfinite_parameters(&model);
+            }
+            if nonfinite.is_empty() && at(config.eval.every) {
+                nonfinite = self.evaluate(&model, &info, next, &mut trackers, &mut progress)?;
+            }
+            if due(config.log.every) || !nonfinite.is_empty() {
+                tags.push(("train/nonfinite".into(), nonfinite.len() as f64));
+            }
             trackers.scalars(next, &tags)?;
-            if !done.nonfinite.is_empty() {
-                let reason = format!("not a finite number at step {next}: {}", done.nonfinite.join(", "));
-                trackers.session_end(false)?;
-                trackers.sync()?;
-                progress.finish(&format!("{}: diverged, {reason}", config.name));
-                return Ok(Outcome::Diverged(reason));
+            if !nonfinite.is_empty() {
+                return diverged(trackers, progress, next, &nonfinite);
             }
             if let Some((input_vd, output_vd)) = histograms {
                 self.histograms(&model, [&input_vd, &output_vd], next, &mut trackers)?;
             }
             *step = next;
             progress.step(next, loss, speed);
-            let at = |every: u64| every > 0 && next.is_multiple_of(every) || next == steps;
-            if at(config.eval.every) {
-                self.evaluate(&model, &info, next, &mut trackers, &mut progress)?;
-            }
-            if config.log.tables_at.contains(&next) || next == steps {
+            if keep {
                 self.keep_table(&model, next)?;
             }
             if at(config.checkpoint.every) {
@@ -275,6 +310,7 @@ impl Run<'_> {
         };
         let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, &self.device)
             .map_err(|e| Error::Input(e.to_string()))?;
+        Trackers::check(&self.folder.0, state.logs)?;
         *step = state.step;
         self.folder.clean()?;
         tracing::info!(step = state.step, "resumed from a checkpoint");
@@ -291,6 +327,7 @@ impl Run<'_> {
         self.folder.set_status(&Status { state: RunState::Running, step, reason: None, identity })
     }
 
+    /// Logs the validation loss; gives the tags whose value is no finite number.
     fn evaluate(
         &self,
         model: &Model,
@@ -298,12 +335,13 @@ impl Run<'_> {
         step: u64,
         trackers: &mut Trackers,
         progress: &mut Progress,
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<String>, Error> {
         let (shard, context) = (&self.data.validation, self.config.data.context_length);
         let windows = evaluation_windows(shard.len(), context, self.config.eval.tokens);
         let batches = windows.chunks(self.config.train.micro_batch_size).map(|w| read(shard, w, context));
         let score = evaluate(model, batches, info);
-        trackers.scalars(step, &score.scalars())?;
+        let scalars = score.scalars();
+        trackers.scalars(step, &scalars)?;
         progress.message(&format!(
             "{} s{}: step {step}, validation loss {:.4} nats per token, perplexity {:.2}",
             self.config.name,
@@ -311,14 +349,13 @@ impl Run<'_> {
             score.loss(),
             score.perplexity()
         ));
-        Ok(())
+        Ok(scalars.into_iter().filter(|(_, x)| !x.is_finite()).map(|(tag, _)| tag.into_owned()).collect())
     }
 
     /// Keeps E, and U where it is another matrix, for good.
     fn keep_table(&self, model: &Model, step: u64) -> Result<(), Error> {
         let pair = model.interface.pair();
-        let shared = model.interface.kind() == tiebreak_model::interface::ModeKind::Tied;
-        let output = (!shared).then_some(("output", &pair.output_vd));
+        let output = (!model.interface.one_matrix()).then_some(("output", &pair.output_vd));
         let tables = std::iter::once(("input", &pair.input_vd)).chain(output);
         let bytes = tensors::to_bytes(tables, ("step", step.to_string()))?;
         let path = self.folder.table(step);
@@ -350,55 +387,52 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn write_records(&self, step: u64, resumed: bool) -> Result<(), Error> {
+    fn write_records(&self, step: u64) -> Result<(), Error> {
+        let mut starts = recorded(self.folder).starts;
+        starts.push(Start { from_step: step, threads: self.threads, command: std::env::args().collect() });
         let text = toml::to_string(self.config).map_err(|e| Error::Failed(format!("config.toml: {e}")))?;
         write_atomic(&self.folder.config(), text.as_bytes())?;
         let env = json!({
             "tiebreak": env!("CARGO_PKG_VERSION"),
-            "burn": "0.22.1",
+            "burn": BURN_VERSION,
             "identity": self.identity,
             "device": self.kind.name(),
             "threads": self.threads,
             "cpu": cpu_name(),
             "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH,
-            "command": std::env::args().collect::<Vec<_>>(),
-            "started_from_step": step,
-            "resumed": resumed,
+            "starts": starts,
             "parameters": self.config.model.count(
-                self.config.head.mode, self.data.tokenizer.vocabulary(), self.config.data.context_length),
+                &self.config.head, self.data.tokenizer.vocabulary(), self.config.data.context_length),
             "data": self.data.info,
         });
         let bytes = serde_json::to_vec_pretty(&env).map_err(|e| Error::Failed(format!("env.json: {e}")))?;
         write_atomic(&self.folder.env(), &bytes)
     }
-
-    /// The configuration as TensorBoard's hyperparameters: dotted keys without name and seed, which name arm and session.
-    fn hparams(&self) -> Result<std::collections::BTreeMap<String, HParam>, Error> {
-        Ok(hparams(self.config))
-    }
 }
 
-/// The keys of a configuration that TensorBoard shows as hyperparameters.
-pub(crate) fn hparams(config: &RunConfig) -> std::collections::BTreeMap<String, HParam> {
+fn diverged(mut trackers: Trackers, progress: Progress, step: u64, nonfinite: &[String]) -> Result<Outcome, Error> {
+    let reason = format!("not a finite number at step {step}: {}", nonfinite.join(", "));
+    trackers.session_end(false)?;
+    trackers.sync()?;
+    progress.finish(&format!("diverged, {reason}"));
+    Ok(Outcome::Diverged(reason))
+}
+
+fn nonfinite_parameters(model: &Model) -> Vec<String> {
+    let parameters = model.parameters();
+    let squares = squares(parameters.iter().map(|p| &p.value));
+    parameters.into_iter().zip(squares).filter(|(_, s)| !s.is_finite()).map(|(p, _)| p.path).collect()
+}
+
+/// The keys of a configuration that TensorBoard shows as hyperparameters; name and seed name group and session.
+fn hparams(config: &RunConfig) -> std::collections::BTreeMap<String, HParam> {
     let flat = match toml::Value::try_from(config) {
         Ok(toml::Value::Table(table)) => crate::config::flatten(&table),
         _ => Default::default(),
     };
     let keep = |key: &str| !matches!(key, "name" | "seed" | "threads") && !key.starts_with("checkpoint.");
-    flat.into_iter()
-        .filter(|(key, _)| keep(key))
-        .map(|(key, value)| {
-            let value = match value {
-                toml::Value::Integer(i) => HParam::Number(i as f64),
-                toml::Value::Float(x) => HParam::Number(x),
-                toml::Value::Boolean(b) => HParam::Bool(b),
-                toml::Value::String(s) => HParam::Text(s),
-                other => HParam::Text(other.to_string()),
-            };
-            (key, value)
-        })
-        .collect()
+    flat.into_iter().filter(|(key, _)| keep(key)).map(|(key, value)| (key, HParam::from(&value))).collect()
 }
 
 /// Windows of a shard as one micro-batch: inputs, and targets one token on.
@@ -416,4 +450,40 @@ fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
     line.map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Int, Tensor, TensorData, activation};
+    use tiebreak_data::ShardWriter;
+    use tiebreak_model::ModelConfig;
+    use tiebreak_model::interface::HeadConfig;
+
+    #[test]
+    fn evaluation_scores_each_token_once_against_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shard.bin");
+        let tokens: Vec<u32> = (0..23).map(|i| i * i % 11).collect();
+        let mut writer = ShardWriter::create(&path, 11, [0; 32], [1; 32]).unwrap();
+        writer.push(&tokens, 23).unwrap();
+        writer.finish().unwrap();
+        let shard = Shard::open(&path).unwrap();
+        // Five whole windows of four, and two tokens that fill none.
+        let batch = read(&shard, &[0, 1, 2, 3, 4], 4);
+        assert_eq!(batch.inputs, tokens[..20].iter().map(|&t| t as i32).collect::<Vec<_>>());
+        assert_eq!(batch.targets, tokens[1..21].iter().map(|&t| t as i32).collect::<Vec<_>>());
+
+        let device = Device::flex();
+        let shape = ModelConfig { d_model: 8, n_layers: 1, n_heads: 2, d_ff: 12, ..ModelConfig::default() };
+        let model = Model::init(&shape, &HeadConfig::default(), 11, 4, 0, &Placement::f32(&device));
+        let info = TargetInfo { bytes: vec![1; 11], deciles: vec![0; 11] };
+        let score = evaluate(&model, [&[0usize, 1][..], &[2], &[3, 4]].into_iter().map(|w| read(&shard, w, 4)), &info);
+        let pair = model.interface.pair();
+        let ids = |ids: Vec<i32>| Tensor::<1, Int>::from_data(TensorData::new(ids, [20]), &device);
+        let h_btd = model.trunk.forward(Model::lookup(&pair.input_vd, ids(batch.inputs).reshape([5, 4])));
+        let log_p = activation::log_softmax(h_btd.reshape([20, 8]).matmul(pair.output_vd.transpose()), 1);
+        let mean = -crate::step::host(&log_p.gather(1, ids(batch.targets).unsqueeze_dim(1))).iter().sum::<f64>() / 20.0;
+        assert!((score.loss() - mean).abs() < 1e-6 * mean, "{} instead of {mean}", score.loss());
+    }
 }

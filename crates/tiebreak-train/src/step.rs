@@ -11,7 +11,7 @@ use tiebreak_model::{Model, head};
 use crate::config::RunConfig;
 use crate::intervene::{Factors, Place};
 use crate::optim::AdamW;
-use crate::provenance::Provenance;
+use crate::provenance::{Provenance, Shared};
 
 /// Token windows of one forward pass, row-major `[sequences, context]`.
 #[derive(Clone, Debug)]
@@ -30,7 +30,8 @@ impl MicroBatch {
     }
 }
 
-/// Gradients of L = sum of nats / tokens of the whole step, before any scale or clip.
+/// Gradients of L = sum of nats / tokens of the whole step, before the table's scales and the clip;
+/// `paper_output_scale`, which acts inside the head, is in all of them.
 pub struct Gradients {
     /// L in nats per token, before `paper_output_scale`.
     pub loss: f64,
@@ -116,7 +117,8 @@ pub fn update(
     let provenance = with_provenance.then(|| {
         let shared = model.interface.parameters().into_iter().zip(&sides);
         let shared = shared.filter(|(p, _)| p.role == Role::Shared).map(|(_, s)| s.clone()).collect::<Vec<_>>();
-        Provenance::measure(&input_vd, &output_vd, &shared, last, factors)
+        let shared = if model.interface.one_matrix() { Shared::Table } else { Shared::Parts(&shared) };
+        Provenance::measure(&input_vd, &output_vd, shared, last, factors)
     });
     drop((input_vd, output_vd));
 

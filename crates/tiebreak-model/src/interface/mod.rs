@@ -43,14 +43,19 @@ impl ModeKind {
             ModeKind::Untied => untied::MODE,
         }
     }
-
-    /// The roles of the mode's parameters, one entry per V x d table or map.
-    pub fn roles(self) -> &'static [Role] {
-        self.mode().roles
-    }
 }
 
 impl HeadConfig {
+    /// Role and shape of every parameter for V = `vocabulary` and width `d`, in the order of [`HeadMode::parameters`].
+    pub fn parameters(&self, vocabulary: usize, d: usize) -> Vec<RoleAndShape> {
+        (self.mode.mode().parameters)(self, vocabulary, d)
+    }
+
+    /// Whether a parameter has this role.
+    pub fn has_role(&self, role: Role) -> bool {
+        self.parameters(1, 1).iter().any(|(r, _)| *r == role)
+    }
+
     /// One sentence: what is shared, with shapes, for V = `vocabulary` and width `d`.
     pub fn describe(&self, vocabulary: usize, d: usize) -> String {
         (self.mode.mode().describe)(self, vocabulary, d)
@@ -62,9 +67,12 @@ impl HeadConfig {
     }
 }
 
+/// Role and shape `[rows, columns]` of one parameter.
+pub type RoleAndShape = (Role, [usize; 2]);
+
 /// What a mode's file says of it.
 struct Mode {
-    roles: &'static [Role],
+    parameters: fn(&HeadConfig, usize, usize) -> Vec<RoleAndShape>,
     describe: fn(&HeadConfig, usize, usize) -> String,
     init: fn(&HeadConfig, Start) -> Box<dyn HeadMode>,
 }
@@ -137,6 +145,11 @@ pub struct Start {
 pub trait HeadMode: Send {
     /// Its kind.
     fn kind(&self) -> ModeKind;
+
+    /// Whether E and U are one matrix, so that it is kept and measured once.
+    fn one_matrix(&self) -> bool {
+        false
+    }
 
     /// E and U, once per optimiser step.
     fn pair(&self) -> Pair;

@@ -1,8 +1,12 @@
 use burn::tensor::Tensor;
 
-use super::{HeadConfig, HeadMode, Mode, ModeKind, Pair, Role, Sides, Start, TableParameter, table};
+use super::{HeadConfig, HeadMode, Mode, ModeKind, Pair, Role, RoleAndShape, Sides, Start, TableParameter, table};
 
-pub(super) const MODE: Mode = Mode { roles: &[Role::Shared], describe, init };
+pub(super) const MODE: Mode = Mode { parameters, describe, init };
+
+fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
+    vec![(Role::Shared, [v, d])]
+}
 
 fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     Box::new(Tied { table: table("table", start.input, start.shape, &start.at, Role::Shared) })
@@ -24,6 +28,10 @@ pub struct Tied {
 impl HeadMode for Tied {
     fn kind(&self) -> ModeKind {
         ModeKind::Tied
+    }
+
+    fn one_matrix(&self) -> bool {
+        true
     }
 
     fn pair(&self) -> Pair {

@@ -1,8 +1,12 @@
 use burn::tensor::Tensor;
 
-use super::{HeadConfig, HeadMode, Mode, ModeKind, Pair, Role, Sides, Start, TableParameter, table};
+use super::{HeadConfig, HeadMode, Mode, ModeKind, Pair, Role, RoleAndShape, Sides, Start, TableParameter, table};
 
-pub(super) const MODE: Mode = Mode { roles: &[Role::Input, Role::Output], describe, init };
+pub(super) const MODE: Mode = Mode { parameters, describe, init };
+
+fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
+    vec![(Role::Input, [v, d]), (Role::Output, [v, d])]
+}
 
 fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     Box::new(Untied {

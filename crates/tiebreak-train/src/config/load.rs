@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tiebreak_data::Error;
+use tiebreak_data::{Error, nearest};
 use toml::{Table, Value};
 
 use super::RunConfig;
@@ -43,7 +43,7 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, Error> {
 }
 
 /// The folder that relative paths in `path` start from.
-pub(crate) fn folder_of(path: &Path) -> PathBuf {
+pub fn folder_of(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
 }
 
@@ -63,9 +63,12 @@ pub fn parse_set(text: &str) -> Result<(String, Value), Error> {
     let (key, value) = text
         .split_once('=')
         .ok_or_else(|| Error::Input(format!("--set {text:?}: expected key=value, for example --set optim.lr=0.001")))?;
-    let value = value.trim();
+    let (key, value) = (key.trim(), value.trim());
+    if key.split('.').any(str::is_empty) {
+        return Err(Error::Input(format!("--set {text:?}: {key:?} is no key; expected a name such as optim.lr")));
+    }
     let parsed = format!("x = {value}").parse::<Table>().ok().filter(|t| t.len() == 1).and_then(|mut t| t.remove("x"));
-    Ok((key.trim().into(), parsed.unwrap_or_else(|| Value::String(value.into()))))
+    Ok((key.into(), parsed.unwrap_or_else(|| Value::String(value.into()))))
 }
 
 /// Puts a value at a dotted key, making the sections on the way.
@@ -92,16 +95,13 @@ pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loade
     };
     let (mut merged, mut origins) = (Table::new(), BTreeMap::new());
     for (table, origin, folder) in layers {
+        refuse_dotted(source, table)?;
         for (key, mut value) in flatten(table) {
             check_key(source, &key, &value, &known)?;
             if key.ends_with('.') {
                 continue;
             }
             absolute_paths(&key, &mut value, folder);
-            // Whole numbers stand for floats where a float is meant (`lr = 1`).
-            if let (Value::Integer(i), Some(Value::Float(_))) = (&value, known.get(&key)) {
-                value = Value::Float(*i as f64);
-            }
             insert(&mut merged, &key, value)?;
             origins.insert(key, *origin);
         }
@@ -110,10 +110,7 @@ pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loade
         let key = e.path().to_string();
         Error::Input(format!("{source}: {key}: {}", e.into_inner().to_string().trim_end()))
     })?;
-    config.resolve().and_then(|()| config.data.check_sources()).map_err(|e| match e {
-        Error::Input(text) => Error::Input(format!("{source}: {text}")),
-        other => other,
-    })?;
+    config.resolve().map_err(|e| e.at(source))?;
     Ok(Loaded { config, origins })
 }
 
@@ -131,6 +128,21 @@ pub fn flatten(table: &Table) -> BTreeMap<String, Value> {
         }
     }
     flat
+}
+
+/// A quoted key with a dot would be taken for a key in a section, and could silently replace it.
+fn refuse_dotted(source: &str, table: &Table) -> Result<(), Error> {
+    for (key, value) in table {
+        if key.contains('.') {
+            return Err(Error::Input(format!(
+                "{source}: the quoted key \"{key}\": write it without quotes, or in its section"
+            )));
+        }
+        if let Value::Table(inner) = value {
+            refuse_dotted(source, inner)?;
+        }
+    }
+    Ok(())
 }
 
 fn check_key(source: &str, key: &str, value: &Value, known: &BTreeMap<String, Value>) -> Result<(), Error> {
@@ -166,12 +178,6 @@ fn check_key(source: &str, key: &str, value: &Value, known: &BTreeMap<String, Va
     });
     let hint = hint.map(|k| format!("; did you mean {k}?")).unwrap_or_default();
     Err(Error::Input(format!("{source}: unknown key {name} {place}{hint}")))
-}
-
-/// The candidate nearest to `word`, if any is near enough to be meant.
-pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = candidates.map(|c| (strsim::normalized_damerau_levenshtein(word, c), c));
-    scored.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.4).map(|(_, c)| c)
 }
 
 fn absolute_paths(key: &str, value: &mut Value, folder: &Path) {
@@ -226,6 +232,7 @@ mod tests {
             ("lr = 1.0", ["unknown key lr at the top level", "optim.lr"]),
             ("model = 3", ["model is a section", "[model]"]),
             ("[seed]\nx = 1", ["seed is a key, not a section", "run.toml"]),
+            ("\"optim.lr\" = 0.5\n[optim]\nlr = 0.1", ["quoted key \"optim.lr\"", "run.toml"]),
             ("[head]\nmode = \"tide\"", ["head.mode", "unknown variant `tide`"]),
             ("[train]\nsteps = \"many\"", ["train.steps", "expected u64"]),
             ("[train]\nsteps = -1", ["train.steps", "-1"]),
@@ -236,7 +243,8 @@ mod tests {
             ("[model]\nd_model = 12", ["even head width", "n_heads"]),
             ("[train]\nmicro_batch_size = 5", ["train.micro_batch_size = 5", "does not divide"]),
             ("[train]\nprecision = \"bf16\"", ["train.precision", "bf16"]),
-            ("[probe]\nevery = 5", ["probe.every", "no probes"]),
+            ("[probe]\nevery = 5", ["[probe]", "no probes"]),
+            ("[lens]\nrecipe = \"bogus\"", ["[lens]", "no lenses"]),
             ("name = \"a/b\"", ["name = \"a/b\"", "slashes"]),
         ] {
             let message = refused(text);

@@ -3,8 +3,8 @@
 mod identity;
 mod load;
 
-pub use identity::{FORMAT, identity, numeric_keys, run_folder_name};
-pub use load::{Loaded, Origin, flatten, insert, load, nearest, parse_set, read_table, resolve};
+pub use identity::{FORMAT, identity, numeric_keys, plain_name, run_folder_name};
+pub use load::{Loaded, Origin, flatten, folder_of, insert, load, parse_set, read_table, resolve};
 
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{DataConfig, Error};
@@ -150,7 +150,7 @@ section! {
 }
 
 section! {
-    /// `[log]`.
+    /// `[log]`. Whatever the intervals, the first and the last step are logged.
     LogConfig {
         /// Steps between train/ scalars.
         every: u64 = 1,
@@ -253,7 +253,7 @@ impl RunConfig {
         for (key, scale, role) in
             [("input_lr_scale", o.input_lr_scale, Role::Input), ("output_lr_scale", o.output_lr_scale, Role::Output)]
         {
-            if scale != 1.0 && !self.head.mode.roles().contains(&role) {
+            if scale != 1.0 && !self.head.has_role(role) {
                 return fail(format!(
                     "optim.{key} = {scale}, but head.mode = \"{}\" has no parameter of that side alone: remove the key, \
                      use optim.table_lr_scale, or choose a mode such as \"untied\"",
@@ -285,11 +285,11 @@ impl RunConfig {
                 t.micro_batch_size, t.batch_size
             ));
         }
-        if self.probe.every > 0 || !self.probe.reference.is_empty() {
-            return fail("probe.every and probe.reference: this build has no probes; leave the keys out".into());
+        if self.probe != ProbeConfig::default() {
+            return fail("[probe]: this build has no probes; leave the section out or at its defaults".into());
         }
-        if self.lens.after_training {
-            return fail("lens.after_training: this build has no lenses; leave the key out".into());
+        if self.lens != LensConfig::default() {
+            return fail("[lens]: this build has no lenses; leave the section out or at its defaults".into());
         }
         Ok(())
     }

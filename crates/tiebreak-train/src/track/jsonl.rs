@@ -28,11 +28,20 @@ impl Jsonl {
         let log = match keep_bytes {
             None => LogFile::create(path)?,
             Some(keep) => {
-                ends_a_line(path, keep)?;
+                Self::check(path, keep)?;
                 LogFile::reopen(path, keep)?
             }
         };
         Ok(Self { log })
+    }
+
+    /// Whether the first `keep` bytes of the file are there and end a line.
+    pub(super) fn check(path: &Path, keep: u64) -> Result<(), Error> {
+        let length = std::fs::metadata(path).map_err(|e| failed(path, "read", &e))?.len();
+        if length < keep {
+            return Err(damaged(path, &format!("holds {length} bytes, but the checkpoint was written at {keep}")));
+        }
+        ends_a_line(path, keep)
     }
 }
 

@@ -72,9 +72,25 @@ impl Trackers {
         })
     }
 
-    /// See [`Tracker::scalars`].
+    /// Whether [`Trackers::open`] could go on from `keep`; nothing is changed.
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the log that is missing, too short or damaged.
+    pub fn check(dir: &Path, keep: Lengths) -> Result<(), Error> {
+        let checked =
+            Jsonl::check(&dir.join(METRICS_FILE), keep.metrics).and_then(|()| TensorBoard::check(dir, keep.events));
+        checked.map_err(|e| {
+            Error::Input(format!(
+                "{e}; put the file back, or remove {} to start again",
+                dir.join("checkpoints").display()
+            ))
+        })
+    }
+
+    /// See [`Tracker::scalars`]. What an event file's f32 cannot hold is left out of both, so that they agree.
     pub fn scalars(&mut self, step: u64, scalars: &[(Tag, f64)]) -> Result<(), Error> {
-        self.each(|t| t.scalars(step, scalars))
+        let held: Vec<(Tag, f64)> = scalars.iter().filter(|(_, x)| (*x as f32).is_finite()).cloned().collect();
+        self.each(|t| t.scalars(step, &held))
     }
 
     /// See [`Tracker::histogram`].
