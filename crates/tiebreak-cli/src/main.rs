@@ -178,6 +178,7 @@ enum End {
 }
 
 fn main() -> ExitCode {
+    tiebreak_kernels::keep_memory();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

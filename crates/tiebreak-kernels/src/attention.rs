@@ -383,7 +383,7 @@ mod tests {
             ] {
                 let (d, qkv) = (heads * width, normal([b * t, 3 * heads * width], 1.5));
                 for rotated in [false, true] {
-                    against_f64(&[qkv.clone()], 3e-6, |x| {
+                    against_f64(std::slice::from_ref(&qkv), 3e-6, |x| {
                         // One angle more than there are positions.
                         let angles = rotated.then(|| rotary(t + 1, width, x[0].dtype()));
                         attention(x[0].clone().reshape([b, t, 3 * d]), heads, angles.as_ref()).reshape([b * t, d])

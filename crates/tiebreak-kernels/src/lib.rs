@@ -18,6 +18,7 @@ mod flex;
 mod inject;
 mod linear;
 mod matrix;
+mod memory;
 mod mlp;
 mod norm;
 pub mod simd;
@@ -29,6 +30,7 @@ pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradi
 pub use embedding::scatter_add;
 pub use inject::inject;
 pub use linear::{linear, linear_add};
+pub use memory::keep_memory;
 pub use mlp::{gelu, swiglu};
 pub use norm::{NormKind, norm};
 pub use sums::{RowProducts, row_products, same_buffer, squares};

@@ -37,7 +37,7 @@ fn sigmoid<const FMA: bool>(x: f32) -> f32 {
 }
 
 // (1 + tanh u) / 2 is the sigmoid of 2 u = A x + B x^3.
-const A: f32 = 1.595_769_1;
+const A: f32 = 1.595_769;
 const B: f32 = 0.071_354_814;
 
 simd! {

@@ -253,7 +253,7 @@ mod tests {
                         norm(kind, x[0].clone().reshape([b, t, d]), 1e-5, x.get(1), x.get(2)).reshape([b * t, d])
                     })
                 };
-                run(NormKind::Layer, &[x.clone()]);
+                run(NormKind::Layer, std::slice::from_ref(&x));
                 run(NormKind::Rms, &[x.clone(), gain.clone()]);
                 run(NormKind::Layer, &[x, gain, bias]);
             }

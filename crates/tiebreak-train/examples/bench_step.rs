@@ -38,6 +38,7 @@ fn median(mut ms: Vec<f64>) -> f64 {
 }
 
 fn main() {
+    tiebreak_kernels::keep_memory();
     let (layers, heads, d) = (number("layers", 4), number("heads", 4), number("d-model", 128));
     let (context, batch, vocabulary) = (number("context", 128), number("batch", 32), number("vocab", 3144));
     let (steps, warmup) = (number("steps", 20), number("warmup", 4));
