@@ -341,7 +341,7 @@ fn unfinished_and_locked_runs() {
     let long = ["--set", "train.steps=1000000"];
     let mut child = place.start("out", &long);
     crate::harness::wait_until("a first checkpoint", || {
-        place.path("out").exists() && !place.run_below("out").checkpoints().is_empty()
+        place.started_below("out").is_some_and(|run| !run.checkpoints().is_empty())
     });
     let run = place.run_below("out");
     let name = run.0.file_name().unwrap().to_str().unwrap();

@@ -178,6 +178,11 @@ impl Place {
         RunDir(folders[0].clone())
     }
 
+    /// The same while a process may still be making it.
+    pub fn started_below(&self, out: &str) -> Option<RunDir> {
+        std::fs::read_dir(self.path(out)).ok()?.flatten().next().map(|e| RunDir(e.path()))
+    }
+
     /// Every path below this folder, with the bytes of files.
     pub fn tree(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         tree(self.dir.path())

@@ -92,7 +92,7 @@ fn tensorboard_reads_every_kind_of_run() {
         let (out, name) = (&format!("tb/{name}"), format!("name={name}"));
         let mut child = place.start(out, &[more, &["--set", &name]].concat());
         wait_until("a checkpoint", || {
-            place.path(out).exists() && place.run_below(out).checkpoints().last().is_some_and(|last| *last >= step)
+            place.started_below(out).is_some_and(|run| run.checkpoints().last().is_some_and(|last| *last >= step))
         });
         child.kill().unwrap();
         child.wait().unwrap();
