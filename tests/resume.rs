@@ -83,7 +83,7 @@ fn equal_runs_write_equal_files() {
 fn interrupted_by_a_signal() {
     let place = Place::new();
     let expected = reference(&place, &LONG);
-    for (out, how) in [("int", libc::SIGINT), ("term", libc::SIGTERM)] {
+    for (out, how) in [("int", libc::SIGINT), ("term", libc::SIGTERM), ("hup", libc::SIGHUP)] {
         let (run, code) = interrupted(&place, out, &LONG, 20, how);
         assert_eq!(code, Some(130));
         run.check_tidy();
@@ -96,6 +96,20 @@ fn interrupted_by_a_signal() {
         assert!(said.stderr.contains("interrupted") && said.stderr.contains("--resume"), "{said:?}");
         assert_same(&resume(&place, out, &LONG), &expected, out);
     }
+}
+
+/// A sweep that dies sends its cells one SIGTERM for each of its threads.
+#[test]
+fn a_second_sigterm_does_no_harm() {
+    let place = Place::new();
+    let mut child = place.start("out", &LONG);
+    wait_until("a checkpoint", || place.started_below("out").is_some_and(|run| !run.checkpoints().is_empty()));
+    for _ in 0..3 {
+        signal(&child, libc::SIGTERM);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(place.run_below("out").state(), "interrupted");
+    assert_same(&resume(&place, "out", &LONG), &reference(&place, &LONG), "three SIGTERMs");
 }
 
 /// There is nothing to keep yet; a checkpoint would lack the optimiser's moments.
@@ -345,17 +359,17 @@ fn two_names_in_one_folder() {
     assert_eq!(place.tree(), before);
 }
 
-/// The first signal asks for a checkpoint, the second ends the process at once; what was complete stays so.
+/// The first SIGINT asks for a checkpoint, the second ends the process at once; what was complete stays so.
 #[test]
-fn a_second_signal_ends_at_once() {
+fn a_second_sigint_ends_at_once() {
     let place = Place::new();
     let more = ["--set", "data.corpus=synthetic", "--set", "eval.tokens=0", "--set", "model.d_model=128"];
     place.tiebreak(&[&["data", "prepare", "run.toml"], &more[..]].concat()).expect(0);
     let mut child = place.start("out", &more);
     wait_until("status.json", || place.started_below("out").is_some_and(|run| run.0.join("status.json").exists()));
-    signal(&child, libc::SIGTERM);
+    signal(&child, libc::SIGINT);
     std::thread::sleep(std::time::Duration::from_millis(50));
-    signal(&child, libc::SIGTERM);
+    signal(&child, libc::SIGINT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     // Inside the first evaluation the state on disk is still that of a process that lives; just after it, that of a stop.
     let state = place.run_below("out").json("status.json")["state"].clone();

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
 use tiebreak_train::track::LogWriter;
@@ -282,16 +283,21 @@ fn data(command: DataCommand) -> Result<(), Error> {
     }
 }
 
-/// Set when SIGINT or SIGTERM arrives, whereupon a run ends after its step, with a checkpoint. A second signal ends the
-/// process at once, which leaves the last complete checkpoint.
+/// Set when SIGINT, SIGTERM or SIGHUP arrives, whereupon a run ends after its step, with a checkpoint. A second SIGINT, from
+/// somebody who will not wait, ends the process at once, which leaves the last complete checkpoint; the others may come
+/// twice (a sweep that dies sends one per thread).
 fn stop_on_signals() -> Result<Arc<AtomicBool>, Error> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // This order: the first signal finds the flag unset and sets it, the second finds it set.
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
-            .map_err(|e| Error::Failed(format!("signals cannot be caught: {e}")))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|e| Error::Failed(format!("signals cannot be caught: {e}")))?;
+    let failed = |e: std::io::Error| Error::Failed(format!("signals cannot be caught: {e}"));
+    // In this order: the first SIGINT finds the flag unset and sets it, the second finds it set.
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop)).map_err(failed)?;
+    for signal in [
+        SIGINT,
+        SIGTERM,
+        #[cfg(unix)]
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(failed)?;
     }
     Ok(stop)
 }

@@ -84,13 +84,9 @@ fn available(corpus: &str, store: &Store, network: Network) -> Result<Available,
     if corpus == SYNTHETIC || !corpus::is_known(corpus) {
         return Ok(Available::Yes);
     }
-    if network == Network::Never || store.offline.is_some() {
+    if network == Network::Never {
         let here = corpus::definition(corpus)?.packages.iter().all(|p| store.has(p));
-        return Ok(match &store.offline {
-            _ if here => Available::Yes,
-            Some(reason) if network == Network::Allowed => Available::Failed(Error::Failed(reason.clone())),
-            _ => Available::NotYet,
-        });
+        return Ok(if here { Available::Yes } else { Available::NotYet });
     }
     match store.fetch(corpus) {
         Ok(_) => Ok(Available::Yes),
@@ -148,6 +144,12 @@ fn utf8(bytes: Vec<u8>, what: &str) -> Result<String, Error> {
 pub(crate) fn local(path: &Path) -> Result<Vec<Document>, Error> {
     if !path.exists() {
         return Err(Error::Input(format!("no such file or folder: {}", path.display())));
+    }
+    if !path.is_dir() && !path.is_file() {
+        return Err(Error::Input(format!(
+            "{} is no regular file and no folder; copy its text into a .txt file",
+            path.display()
+        )));
     }
     if !path.is_dir() {
         return file(path).unwrap_or_else(|| {
@@ -317,6 +319,12 @@ mod tests {
         let store = Store { offline: Some("on a train".into()), ..Store::new(dir.path().into(), Vec::new()) };
         let config = DataConfig { fallback: SYNTHETIC.into(), ..DataConfig::default() };
         let loaded = load(&config, &store, Network::Allowed).unwrap().unwrap();
-        assert_eq!((loaded.corpus.as_str(), loaded.fallback_reason.as_deref()), (SYNTHETIC, Some("on a train")));
+        let reason = loaded.fallback_reason.unwrap();
+        assert_eq!(loaded.corpus, SYNTHETIC);
+        assert!(
+            ["on a train", "TIEBREAK_OFFLINE", "data.fallback"].iter().all(|part| reason.contains(part)),
+            "{reason}"
+        );
+        assert!(store.fetch("sotu").is_err(), "a fetch by name is kept from the network too");
     }
 }

@@ -91,7 +91,7 @@ impl Store {
     /// Creates a folder of the cache.
     pub(crate) fn create_dir(&self, path: &Path) -> Result<(), Error> {
         create_dir(path)
-            .map_err(|error| Error::Failed(format!("{error}; set TIEBREAK_CACHE to a folder that can be written")))
+            .map_err(|error| Error::Input(format!("{error}; set TIEBREAK_CACHE to a folder that can be written")))
     }
 
     fn packages(&self) -> PathBuf {
@@ -130,6 +130,13 @@ impl Store {
         };
         if self.has(package) {
             return Ok(report(true));
+        }
+        if let Some(reason) = &self.offline {
+            return Err(Error::Failed(format!(
+                "{}@{} is not in the cache, and {OFFLINE} keeps this process from fetching ({reason}): unset it, or use another \
+                 corpus; data.fallback = \"synthetic\" does so by itself",
+                package.package, package.version
+            )));
         }
         self.create_dir(&self.packages())?;
         let _lock = Lock::acquire(&self.packages().join(format!("{}.lock", package.id())))?;

@@ -201,8 +201,8 @@ impl Sweep {
         if others > 0 {
             let _ = writeln!(
                 text,
-                "{others} runs of other settings lie in the same folder and are not part of this table; `tiebreak compare` refuses to \
-                 mix them."
+                "{others} runs in the same folder are no cells of this sweep and are not part of this table; `tiebreak compare` \
+                 reads them too."
             );
         }
         let _ = writeln!(text, "\nTo see the curves: tensorboard --logdir {}", folder.display());

@@ -45,14 +45,13 @@ impl Score {
         self.loss().exp()
     }
 
-    /// The eval/ tags; a decile without tokens has none.
+    /// The eval/ tags; a decile without tokens has none, nor have tokens without bytes their bits per byte.
     pub fn scalars(&self) -> Vec<(Tag, f64)> {
         let bits = self.nats / std::f64::consts::LN_2 / self.bytes as f64;
-        let mut tags: Vec<(Tag, f64)> = vec![
-            ("eval/loss".into(), self.loss()),
-            ("eval/ppl".into(), self.perplexity()),
-            ("eval/bits_per_byte".into(), bits),
-        ];
+        let mut tags: Vec<(Tag, f64)> = vec![("eval/loss".into(), self.loss()), ("eval/ppl".into(), self.perplexity())];
+        if self.bytes > 0 {
+            tags.push(("eval/bits_per_byte".into(), bits));
+        }
         for (decile, (nats, tokens)) in self.decile_nats.iter().zip(self.decile_tokens).enumerate() {
             if tokens > 0 {
                 tags.push((format!("eval/loss_decile/{decile}").into(), nats / tokens as f64));
@@ -117,5 +116,8 @@ mod tests {
         assert!((tags["eval/bits_per_byte"] - 6.0 / std::f64::consts::LN_2 / 3.0).abs() < 1e-12);
         assert_eq!(tags["eval/loss_decile/9"], 4.0);
         assert!(!tags.contains_key("eval/loss_decile/5"));
+        let mut only_end = Score::default();
+        only_end.add(4.0, 1, &info());
+        assert!(only_end.scalars().iter().all(|(tag, x)| tag != "eval/bits_per_byte" && x.is_finite()));
     }
 }

@@ -207,10 +207,18 @@ impl Run<'_> {
         let mut sampler = Sampler::new(config.seed, windows);
         let counts = frequencies(&self.data.train);
         let vocabulary = self.data.tokenizer.vocabulary();
-        let info = TargetInfo {
-            bytes: (0..vocabulary).map(|id| self.data.tokenizer.token_bytes(id as u32).len() as u32).collect(),
-            deciles: loss_deciles(&counts),
-        };
+        let mut bytes: Vec<u32> =
+            (0..vocabulary).map(|id| self.data.tokenizer.token_bytes(id as u32).len() as u32).collect();
+        // A tokenizer that drops or adds text (word pieces, blanks of its own) has no bytes per token to speak of.
+        let counted: u64 = frequencies(&self.data.validation).iter().zip(&bytes).map(|(n, b)| n * u64::from(*b)).sum();
+        let text = self.data.info.validation.bytes;
+        if counted.abs_diff(text) * 200 > text {
+            tracing::warn!(
+                "no eval/bits_per_byte: the tokens stand for {counted} bytes, the validation text has {text}"
+            );
+            bytes.fill(0);
+        }
+        let info = TargetInfo { bytes, deciles: loss_deciles(&counts) };
         let mut progress = Progress::new(&format!("{} s{}", config.name, config.seed), steps, *step);
         if *step == 0 {
             let nonfinite = self.evaluate(&model, &info, 0, &mut trackers, &mut progress)?;
