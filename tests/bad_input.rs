@@ -261,6 +261,7 @@ fn commands() {
         (&["config", "show", "broken.toml"], &["broken.toml", "line 2"]),
         (&["data", "prepare", "none.toml"], &["none.toml", "cannot be read"]),
         (&["data", "inspect", "none.toml"], &["none.toml", "cannot be read"]),
+        (&["inspect", "sweep.toml"], &["sweep.toml", "a sweep", "config show"]),
         (&["inspect", "none.toml"], &["none.toml", "cannot be read"]),
         (&["inspect", "folder"], &["folder", "no run", "config.toml", "status.json"]),
         (&["train", "run.toml", "--set", "optim.lr"], &["--set", "optim.lr", "expected key=value"]),

@@ -36,6 +36,12 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
     } else {
         target.to_path_buf()
     };
+    if config::read_table(&path)?.contains_key("sweep") {
+        return Err(Error::Input(format!(
+            "{}: a sweep; inspect takes a run's folder or a run's configuration (`tiebreak config show` lists a sweep's cells)",
+            path.display()
+        )));
+    }
     let config = config::load(&path, sets)?.config;
     // A run knows its vocabulary; its tokenizer's file may have changed or gone since.
     let recorded = if target.is_dir() { RunFolder(target.into()).vocabulary()? } else { None };

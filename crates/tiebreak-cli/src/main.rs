@@ -22,7 +22,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Should the embedding and the output head share one matrix, and what does sharing do?
 #[derive(Parser)]
-#[command(version, about, arg_required_else_help = true)]
+#[command(version, arg_required_else_help = true)]
 struct Cli {
     /// Log level on stderr: error, warn, info, debug or trace.
     #[arg(long, global = true, default_value = "info")]
