@@ -261,7 +261,6 @@ fn commands() {
         (&["config", "show", "broken.toml"], &["broken.toml", "line 2"]),
         (&["data", "prepare", "none.toml"], &["none.toml", "cannot be read"]),
         (&["data", "inspect", "none.toml"], &["none.toml", "cannot be read"]),
-        (&["inspect", "sweep.toml"], &["sweep.toml", "a sweep", "config show"]),
         (&["inspect", "none.toml"], &["none.toml", "cannot be read"]),
         (&["inspect", "folder"], &["folder", "no run", "config.toml", "status.json"]),
         (&["train", "run.toml", "--set", "optim.lr"], &["--set", "optim.lr", "expected key=value"]),
@@ -442,6 +441,7 @@ fn sweeps() {
     place.write("locked/s/sweep.lock/x", "x");
     for (args, parts) in [
         (&["train", "sweep.toml"][..], &["sweep.toml", "sweep"][..]),
+        (&["inspect", "sweep.toml"], &["sweep.toml", "a sweep", "config show"]),
         (&["sweep", "sweep.toml", "--set", "seed=3"], &["seed=3", "sweep.seeds"]),
         (&["sweep", "sweep.toml", "--set", "sweep.seedz=[3]"], &["unknown key seedz", "seeds"]),
         (&["sweep", "sweep.toml", "--set", "optim.lrr=3"], &["unknown key lrr", "optim.lr"]),
