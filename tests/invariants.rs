@@ -239,7 +239,7 @@ fn thread_count_changes_no_bit() {
 #[test]
 fn chunks_of_the_head_equal_the_whole() {
     // Two full chunks and an odd rest, in f64 against a composition that holds every logit.
-    let (n, v, d) = (2 * tiebreak_model::head::CHUNK + 77, 31, 6);
+    let (n, v, d) = (2 * tiebreak_kernels::CHUNK + 77, 31, 6);
     let mut rng = Stream::new(4, "head");
     let mut random = |rows: usize| {
         let values = rng.normals(rows * d, 1.0, None);
@@ -248,8 +248,9 @@ fn chunks_of_the_head_equal_the_whole() {
     let (h_nd, u_vd) = (random(n), random(v));
     let targets: Vec<i32> = (0..n as i32).map(|i| i * i % v as i32).collect();
     let targets = |device: &Device| Tensor::<1, Int>::from_data(TensorData::new(targets.clone(), [n]), device);
-    let found = tiebreak_model::head::loss_and_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), n, 1.0);
-    let nats = tiebreak_model::head::nats(h_nd.clone(), &u_vd, targets(&Device::flex()));
+    let found =
+        tiebreak_kernels::cross_entropy_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), 1.0 / n as f64);
+    let nats = tiebreak_kernels::cross_entropy(h_nd.clone(), &u_vd, targets(&Device::flex()));
     assert_eq!(host(&nats), host(&found.nats_n));
 
     let (h, u) = (Tensor::from_inner(h_nd).require_grad(), Tensor::from_inner(u_vd).require_grad());
@@ -268,7 +269,7 @@ fn a_target_far_below_the_largest_logit_keeps_a_finite_loss() {
     let h = Tensor::<2>::from_data([[1.0f32]], &Device::flex());
     let u = Tensor::<2>::from_data([[500.0f32], [0.0]], &Device::flex());
     let targets = Tensor::<1, Int>::from_data([1], &Device::flex());
-    assert_eq!(host(&tiebreak_model::head::nats(h, &u, targets)), [500.0]);
+    assert_eq!(host(&tiebreak_kernels::cross_entropy(h, &u, targets)), [500.0]);
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! Decoder-only language models whose token interface, the pair of an input table E and an output table U, is a
-//! choice: trunks, head modes, and the chunked head.
+//! choice: trunks and head modes.
 //!
 //! Shapes in names: `n` tokens, `b` sequences, `t` positions, `d` model width, `v` vocabulary.
 
-pub mod head;
 pub mod interface;
 mod model;
 mod parameter;

@@ -127,7 +127,7 @@ impl ModelConfig {
             line("gradients", count.trunk + 2 * vocabulary * d),
             line("AdamW moments", 2 * count.unique),
             line("activations of one micro-batch (estimate)", saved_per_token * tokens),
-            line("head chunk", crate::head::CHUNK.min(tokens) * vocabulary),
+            line("head chunk", tiebreak_kernels::CHUNK.min(tokens) * vocabulary),
         ]
     }
 }

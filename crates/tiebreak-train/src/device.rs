@@ -76,12 +76,16 @@ impl DeviceSpec {
         match self {
             DeviceSpec::Auto => Ok(DeviceKind::Flex),
             DeviceSpec::Kind(kind) if kind.compiled_in() => Ok(kind),
-            DeviceSpec::Kind(kind) => Err(Error::Input(format!(
-                "device = \"{0}\" is not in this build: build with --features {0}, or use device = \"flex\"",
-                kind.name()
-            ))),
+            DeviceSpec::Kind(kind) => Err(missing(kind)),
         }
     }
+}
+
+fn missing(kind: DeviceKind) -> Error {
+    Error::Input(format!(
+        "device = \"{0}\" is not in this build: build with --features {0}, or use device = \"flex\"",
+        kind.name()
+    ))
 }
 
 /// Opens a device of a compiled-in kind, without autodiff.
@@ -91,7 +95,7 @@ pub fn open(kind: DeviceKind) -> Result<Device, Error> {
         #[cfg(feature = "ndarray")]
         DeviceKind::NdArray => Ok(Device::ndarray()),
         #[cfg(not(feature = "ndarray"))]
-        DeviceKind::NdArray => DeviceSpec::Kind(kind).kind().map(|_| Device::flex()),
+        DeviceKind::NdArray => Err(missing(kind)),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Validation loss: nats summed over tokens, exponentiated once.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_model::{Model, head};
+use tiebreak_kernels::cross_entropy;
+use tiebreak_model::Model;
 
 use crate::step::{MicroBatch, host};
 use crate::track::Tag;
@@ -72,7 +73,7 @@ pub fn evaluate(model: &Model, batches: impl Iterator<Item = MicroBatch>, info: 
         let ids = |ids: &[i32]| Tensor::<1, Int>::from_data(TensorData::new(ids.to_vec(), [n]), &device);
         let x0_btd = Model::lookup(&pair.input_vd, ids(&batch.inputs).reshape([n / t, t]));
         let state_nd = model.trunk.forward(x0_btd).reshape([n, d]);
-        let nats_n = host(&head::nats(state_nd, &pair.output_vd, ids(&batch.targets)));
+        let nats_n = host(&cross_entropy(state_nd, &pair.output_vd, ids(&batch.targets)));
         for (nats, target) in nats_n.into_iter().zip(&batch.targets) {
             score.add(nats, *target as usize, info);
         }

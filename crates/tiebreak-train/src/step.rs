@@ -4,9 +4,9 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{inject, scatter_add, squares};
+use tiebreak_kernels::{cross_entropy_gradients, inject, scatter_add, squares};
+use tiebreak_model::Model;
 use tiebreak_model::interface::{Role, Sides};
-use tiebreak_model::{Model, head};
 
 use crate::config::RunConfig;
 use crate::intervene::{Factors, Place};
@@ -64,7 +64,8 @@ pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64)
         let tracked = model.trunk.tracked();
         let h_btd = tracked.forward(x0_btd.clone());
         let state_nd = h_btd.clone().inner().reshape([b * t, d]);
-        let head = head::loss_and_gradients(state_nd, &pair.output_vd, ids(&batch.targets), tokens, paper_output_scale);
+        let scale = paper_output_scale / tokens as f64;
+        let head = cross_entropy_gradients(state_nd, &pair.output_vd, ids(&batch.targets), scale);
         nats += host(&head.nats_n).iter().sum::<f64>();
         let mut tape = inject(h_btd, head.state_nd.reshape([b, t, d])).backward();
         let x0_nd = x0_btd.grad_remove(&mut tape).expect("x0 is a leaf").reshape([b * t, d]);
