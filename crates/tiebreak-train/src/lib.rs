@@ -8,6 +8,7 @@ pub mod evaluate;
 pub mod folder;
 pub mod intervene;
 pub mod optim;
+mod probed;
 pub mod provenance;
 mod run;
 pub mod schedule;
@@ -15,5 +16,6 @@ pub mod step;
 pub mod tensors;
 pub mod track;
 
+pub use probed::TrainedModel;
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

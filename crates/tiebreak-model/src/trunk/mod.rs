@@ -149,6 +149,26 @@ impl Trunk {
         self.norm_final.forward(x_btd)
     }
 
+    /// The residual stream of x0 `[b, t, d]` at its L + 1 points, each `[b, t, d]`: what enters the first block, then what
+    /// leaves each block, before the final norm.
+    pub fn states(&self, x_btd: Tensor<3>) -> Vec<Tensor<3>> {
+        let mut states = vec![self.position.add_learned(x_btd)];
+        for block in &self.blocks {
+            states.push(block.forward(states[states.len() - 1].clone(), &self.position));
+        }
+        states
+    }
+
+    /// The final norm of `[b, t, d]`.
+    pub fn final_norm(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.norm_final.forward(x_btd)
+    }
+
+    /// Number of blocks.
+    pub fn layers(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Calls `f` on every parameter, always in the same order.
     pub fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {
         self.position.visit(f);

@@ -1,0 +1,31 @@
+use burn::tensor::{Device, Int, Tensor};
+
+/// A language model as probes see it: a residual stream read at L + 1 points, a final norm, a pair of tables.
+///
+/// Point 0 ("embed") is what enters the first block, point k what leaves block k; point L is the final state.
+pub trait ProbedModel {
+    /// L.
+    fn layers(&self) -> usize;
+
+    /// Most positions of a sequence.
+    fn context(&self) -> usize;
+
+    /// Where its tensors live.
+    fn device(&self) -> Device;
+
+    /// E, `[v, d]`.
+    fn input_vd(&self) -> Tensor<2>;
+
+    /// U, `[v, d]`.
+    fn output_vd(&self) -> Tensor<2>;
+
+    /// The residual stream of ids `[b, t]` at every point, L + 1 tensors `[b, t, d]`, before the final norm, off the
+    /// tape.
+    fn states(&self, ids_bt: Tensor<2, Int>) -> Vec<Tensor<3>>;
+
+    /// The final norm of states `[n, d]`. Differentiable where the states are on the tape.
+    fn final_norm(&self, state_nd: Tensor<2>) -> Tensor<2>;
+
+    /// Logits `[n, v]` of normed states `[n, d]`. Differentiable likewise.
+    fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2>;
+}
