@@ -409,3 +409,16 @@ fn leftovers_of_a_kill() {
     }
     assert_same(&resume(&place, "later", &LONG), &reference(&place, &LONG), "leftovers");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_that_nobody_could_be_told_is_a_failure_with_a_complete_run() {
+    let place = Place::new();
+    let mut command = place.command(binary());
+    command.args(["train", "run.toml", "--out", "out", "--set", "train.steps=3"]);
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let ended = command.stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("stdout"));
+    assert_eq!(place.run_below("out").state(), "complete");
+}

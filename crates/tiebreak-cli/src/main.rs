@@ -245,9 +245,15 @@ fn run(command: Command) -> Result<End, Error> {
 
 fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {
     let Loaded { config, .. } = show::runnable(path, sets)?;
-    let announce = |folder: &Path| _ = print(&folder.display().to_string());
+    let told = std::sync::Mutex::new(Ok(()));
+    let announce = |folder: &Path| {
+        *told.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = print(&folder.display().to_string());
+    };
     let options = TrainOptions { out, resume, stop: stop_on_signals()?, announce: &announce };
-    match tiebreak_train::train(&config, &options)? {
+    let outcome = tiebreak_train::train(&config, &options)?;
+    // A run is worth finishing though nobody hears of its folder.
+    told.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?;
+    match outcome {
         Outcome::Complete => Ok(End::Done),
         Outcome::AlreadyComplete => {
             tracing::info!("already complete");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
-use tiebreak_train::config::{flatten, insert, parse_set, plain_name, read_table};
+use tiebreak_train::config::{insert, parse_set, plain_name, read_table};
 use toml::{Table, Value};
 
 const SWEEP_KEYS: [&str; 7] = ["name", "base", "seeds", "baseline", "metric", "arms", "grid"];
@@ -103,7 +103,7 @@ impl SweepConfig {
         let mut base_sets = Table::new();
         // `[sweep.grid]` may write optim.lr quoted or not; a --set of the same key has to meet it.
         if let Some(Value::Table(grid)) = sweep.get_mut("grid") {
-            *grid = in_order(grid);
+            *grid = in_order("[sweep.grid]", grid).map_err(|e| e.at(&source))?;
         }
         for set in sets {
             let (key, value) = parse_set(set)?;
@@ -172,18 +172,24 @@ impl SweepConfig {
     }
 }
 
-/// Dotted keys of a table in the file's order, which says what varies slowest.
-fn in_order(table: &Table) -> Table {
+/// Dotted keys of a table in the file's order, which says what varies slowest. `"optim.lr"` and `optim.lr` are two keys to
+/// TOML and one to us.
+fn in_order(place: &str, table: &Table) -> Result<Table, Error> {
     let mut flat = Table::new();
     for (key, value) in table {
-        match value {
+        let leaves = match value {
             Value::Table(inner) if !inner.is_empty() => {
-                flat.extend(in_order(inner).into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)));
+                in_order(place, inner)?.into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)).collect()
             }
-            leaf => _ = flat.insert(key.clone(), leaf.clone()),
+            leaf => vec![(key.clone(), leaf.clone())],
+        };
+        for (key, value) in leaves {
+            if flat.insert(key.clone(), value).is_some() {
+                return Err(Error::Input(format!("{place}: {key} is given twice, quoted and not: keep one")));
+            }
         }
     }
-    flat
+    Ok(flat)
 }
 
 fn article(value: &Value) -> String {
@@ -269,7 +275,7 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
         }
         let set = match table.get("set") {
             None => BTreeMap::new(),
-            Some(Value::Table(set)) => flatten(set),
+            Some(Value::Table(set)) => in_order(&format!("{place}: set"), set)?.into_iter().collect(),
             Some(other) => {
                 return fail(format!(
                     "{place}: set = {other}: expected a table such as {{ \"head.mode\" = \"untied\" }}"
@@ -311,7 +317,7 @@ fn grid(value: Option<&Value>, arms: &[Arm]) -> Result<Vec<(String, Vec<Value>)>
     let fail = |text: String| Err(Error::Input(text));
     let table = match value {
         None => return Ok(Vec::new()),
-        Some(Value::Table(table)) => in_order(table),
+        Some(Value::Table(table)) => in_order("[sweep.grid]", table)?,
         Some(other) => return fail(format!("sweep.grid is {}: expected the section [sweep.grid]", article(other))),
     };
     let mut grid = Vec::with_capacity(table.len());
@@ -412,7 +418,7 @@ mod tests {
         let sweep = read(&text, &sets).unwrap();
         assert_eq!(sweep.seeds, [7]);
         assert_eq!(sweep.grid, [("optim.lr".to_owned(), vec![Value::Float(1e-2), Value::Float(1e-1)])]);
-        assert_eq!(flatten(&sweep.base_sets)["train.steps"], Value::Integer(5));
+        assert_eq!(tiebreak_train::config::flatten(&sweep.base_sets)["train.steps"], Value::Integer(5));
         assert!(refused(&text, &["seed=3"]).contains("sweep.seeds"));
         assert!(refused(&text, &["sweep.seed=3"]).contains("did you mean \"seeds\""));
     }
@@ -443,6 +449,10 @@ mod tests {
             (format!("{HEAD}{ARMS}[sweep.grid]\n\"optim.lr\" = []\n"), vec!["optim.lr", "at least one value"]),
             (format!("{HEAD}{ARMS}[sweep.grid]\noptim.lr = 3\n"), vec!["optim.lr", "list of values"]),
             (format!("{HEAD}{ARMS}[sweep.grid]\n\"optim.lr\" = [1, 1.0]\n"), vec!["optim.lr", "twice"]),
+            (
+                format!("{HEAD}{ARMS}[sweep.grid]\n\"optim.lr\" = [1]\noptim.lr = [2]\n"),
+                vec!["optim.lr", "given twice"],
+            ),
             (format!("{HEAD}{ARMS}[sweep.grid]\nhead.mode = [\"tied\"]\n"), vec!["\"untied\"", "head.mode"]),
         ];
         for (text, parts) in cases {

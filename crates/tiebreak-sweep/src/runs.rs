@@ -130,8 +130,12 @@ impl Scalars {
             if line.tag == SPEED {
                 speeds.push(line.value);
             }
-            if line.step == last_step {
-                last.insert(line.tag.into_owned(), line.value);
+            if line.step == last_step && last.insert(line.tag.clone().into_owned(), line.value).is_some() {
+                return Err(Error::Input(format!(
+                    "{}: line {number}: {} of step {last_step} is there twice: the file is damaged; train the run again",
+                    path.display(),
+                    line.tag
+                )));
             }
         }
         Ok(Self { last, tokens_per_second: median(speeds) })
