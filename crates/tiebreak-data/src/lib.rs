@@ -19,6 +19,7 @@ mod rng;
 mod sampler;
 mod shard;
 mod split;
+mod stream;
 mod synthetic;
 mod tokenizer;
 
@@ -35,6 +36,7 @@ pub use nearest::{did_you_mean, nearest};
 pub use prepare::{DataInfo, Prepared, SplitInfo, check_context, prepare, prepared_if_cached};
 pub use sampler::{Sampler, evaluation_windows, window_count};
 pub use shard::{Shard, ShardWriter};
+pub use stream::TextStream;
 pub use synthetic::synthetic_documents;
 pub use tokenizer::Tokenizer;
 

@@ -25,7 +25,7 @@ pub mod simd;
 mod sums;
 
 pub use adamw::{AdamWStep, adamw};
-pub use attention::{Rotary, attention};
+pub use attention::{Rotary, attention, rotate};
 pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients};
 pub use embedding::scatter_add;
 pub use inject::inject;

@@ -119,11 +119,21 @@ impl RunFolder {
 
     /// The number of ids that `env.json` records; `None` if there is no such file.
     pub fn vocabulary(&self) -> Result<Option<usize>, Error> {
+        Ok(self.recorded("vocabulary")?.and_then(|value| value.as_u64()).map(|ids| ids as usize))
+    }
+
+    /// The hash of the tokenizer that `env.json` records; `None` if there is no such file.
+    pub fn tokenizer_hash(&self) -> Result<Option<String>, Error> {
+        Ok(self.recorded("tokenizer_hash")?.and_then(|value| value.as_str().map(str::to_owned)))
+    }
+
+    /// What `env.json` says of the data under `key`.
+    fn recorded(&self, key: &str) -> Result<Option<serde_json::Value>, Error> {
         let path = self.env();
         let Ok(bytes) = fs::read(&path) else { return Ok(None) };
         let env: serde_json::Value = serde_json::from_slice(&bytes)
             .map_err(|e| Error::Input(format!("{}: {e}: not a run's env.json", path.display())))?;
-        Ok(env["data"]["vocabulary"].as_u64().map(|ids| ids as usize))
+        Ok(env["data"].get(key).cloned())
     }
 
     /// Replaces `status.json`.

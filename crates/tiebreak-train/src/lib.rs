@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod config;
+mod decode;
 pub mod device;
 pub mod evaluate;
 pub mod folder;
@@ -16,6 +17,7 @@ pub mod step;
 pub mod tensors;
 pub mod track;
 
+pub use decode::CachedDecoder;
 pub use probed::TrainedModel;
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

@@ -56,6 +56,14 @@ impl TrainedModel {
             }
         };
         let data = prepare(&config.data)?;
+        if let Some(recorded) = folder.tokenizer_hash()?.filter(|recorded| recorded != data.tokenizer.hash()) {
+            return Err(Error::Input(format!(
+                "{name}: trained with another tokenizer than data.tokenizer = {:?} gives now ({recorded:.12}, now {:.12}): its \
+                 ids would stand for other text. Has the corpus or the tokenizer's file changed? Put it back, or train anew",
+                config.data.tokenizer,
+                data.tokenizer.hash()
+            )));
+        }
         let device = device::open(config.device.parse::<DeviceSpec>()?.kind()?)?;
         let vocabulary = data.tokenizer.vocabulary();
         let context = config.data.context_length;
