@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use tiebreak_data::{Error, Prepared, prepare};
+use tiebreak_kernels::LogitHead;
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
@@ -104,7 +105,11 @@ impl ProbedModel for TrainedModel {
         self.model.trunk.final_norm(state_nd.reshape([1, n, d])).reshape([n, d])
     }
 
-    fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2> {
-        normed_nd.matmul(self.output_vd().transpose())
+    fn norm_parameters(&self) -> Vec<Tensor<2>> {
+        self.model.trunk.final_norm_parameters().into_iter().map(|p| p.value).collect()
+    }
+
+    fn head(&self) -> LogitHead {
+        LogitHead::new(self.output_vd())
     }
 }
