@@ -21,7 +21,13 @@ pub struct GenerateArgs {
     /// A run's folder.
     run: PathBuf,
     /// Text to continue; "" starts a new text.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, required_unless_present = "prompts", conflicts_with = "prompts")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        required_unless_present = "prompts",
+        conflicts_with = "prompts"
+    )]
     prompt: Option<OsString>,
     /// File with one JSON object {"prompt": TEXT} per line; prints one JSON line for each.
     #[arg(long, value_name = "FILE")]

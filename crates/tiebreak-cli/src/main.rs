@@ -1,7 +1,10 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
+mod generate;
 mod inspect;
+mod lens;
 mod show;
+mod terminal;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -83,6 +86,11 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// Lenses: what every layer knows of the final prediction.
+    #[command(subcommand)]
+    Lens(lens::LensCommand),
+    /// Continue a text.
+    Generate(generate::GenerateArgs),
     /// Check or show a run's or sweep's configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -229,6 +237,8 @@ fn run(command: Command) -> Result<End, Error> {
             let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
             print_either(json.json, &comparison, || comparison.to_text())?;
         }
+        Command::Lens(command) => lens::lens(&command)?,
+        Command::Generate(args) => generate::generate(&args)?,
         Command::Config(ConfigCommand::Check { file, set }) => {
             show::check(&file, &set.sets)?;
             print(&format!("{}: valid", file.display()))?;

@@ -32,7 +32,9 @@ impl ColourChoice {
             ColourChoice::Always => true,
             ColourChoice::Never => false,
             ColourChoice::Auto => {
-                std::io::stdout().is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+                std::io::stdout().is_terminal()
+                    && !set("NO_COLOR")
+                    && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
             }
         }
     }
@@ -204,7 +206,15 @@ mod tests {
 
     #[test]
     fn cells_have_their_width_in_any_script() {
-        for text in ["", "a", "abcdefghij", "한국어입니다", "🎉🎉🎉🎉", "e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}", "سلام عليكم"] {
+        for text in [
+            "",
+            "a",
+            "abcdefghij",
+            "한국어입니다",
+            "🎉🎉🎉🎉",
+            "e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}e\u{301}",
+            "سلام عليكم",
+        ] {
             for width in 1..12 {
                 for side in [Side::Left, Side::Right] {
                     let cell = cell(text, width, side);

@@ -386,8 +386,7 @@ fn native(
     let m = CHUNK.min(n);
     let (mut buffer, mut p) = (Unfilled::new(m * v), vec![0.0; m * v]);
     let mut kl: Vec<Vec<f32>> = lenses.iter().map(|_| vec![0.0; n]).collect();
-    let mut dh: Vec<Unfilled> =
-        lenses.iter().map(|_| Unfilled::new(if scale.is_some() { n * d } else { 0 })).collect();
+    let mut dh: Vec<Unfilled> = lenses.iter().map(|_| Unfilled::new(if scale.is_some() { n * d } else { 0 })).collect();
     for start in (0..n).step_by(CHUNK) {
         let m = CHUNK.min(n - start);
         let p = &mut p[..m * v];

@@ -121,8 +121,16 @@ impl Iterator for Continuation<'_> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{Device, Int, Tensor, TensorData};
+
     use super::*;
+    use crate::interface::HeadConfig;
     use crate::rng::Stream;
+    use crate::trunk::mlp::MlpKind;
+    use crate::trunk::norm::NormKind;
+    use crate::trunk::position::PositionKind;
+    use crate::trunk::{Cache, Trunk};
+    use crate::{Model, ModelConfig, Placement};
 
     /// Predicts the sum of what it sees, modulo 10, and records what that was.
     #[derive(Default)]
@@ -177,6 +185,101 @@ mod tests {
         // At the last id allowed it still counts as the end of the text.
         assert_eq!(run(&[1, 2, 3], 2, Some(2)).1, Some(Finish::EndOfText));
         assert_eq!(run(&[1, 2, 3], 0, None), (vec![], Some(Finish::Length), vec![]));
+    }
+
+    /// Reads with the cache and anew each time, and compares the logits.
+    struct Both {
+        trunk: Trunk,
+        table_vd: Tensor<2>,
+        context: usize,
+        cache: Cache,
+        seen: Vec<u32>,
+        largest: f32,
+        compared: usize,
+    }
+
+    impl Both {
+        fn new(position: PositionKind, mlp: MlpKind, norm: NormKind, context: usize) -> Self {
+            let at = Placement::f32(&Device::flex());
+            let mut config =
+                ModelConfig { d_model: 24, n_layers: 3, n_heads: 3, position, mlp, norm, ..Default::default() };
+            config.resolve();
+            let head = HeadConfig::default();
+            let model = Model::init(&config, &head, 37, context, 5, &at);
+            // Tripled, so that one id's logits stand out and differences show.
+            let table_vd = model.interface.pair().output_vd.mul_scalar(3.0);
+            let cache = model.trunk.cache();
+            Self { trunk: model.trunk, table_vd, context, cache, seen: Vec::new(), largest: 0.0, compared: 0 }
+        }
+
+        fn lookup(&self, ids: &[u32]) -> Tensor<3> {
+            let wide: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
+            let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(wide, [1, ids.len()]), &self.table_vd.device());
+            Model::lookup(&self.table_vd, ids_bt)
+        }
+
+        fn last_logits(&self, h_btd: Tensor<3>) -> Vec<f32> {
+            let [_, t, d] = h_btd.dims();
+            let last_nd = h_btd.slice_dim(1, t - 1..t).reshape([1, d]);
+            last_nd.matmul(self.table_vd.clone().transpose()).into_data().iter().collect()
+        }
+    }
+
+    impl Decoder for Both {
+        fn context(&self) -> usize {
+            self.context
+        }
+
+        fn restart(&mut self) {
+            self.cache = self.trunk.cache();
+            self.seen.clear();
+        }
+
+        fn extend(&mut self, ids: &[u32]) -> Vec<f32> {
+            self.seen.extend(ids);
+            let x_btd = self.lookup(ids);
+            let h_btd = self.trunk.extend(x_btd, &mut self.cache);
+            let cached = self.last_logits(h_btd);
+            let whole = self.last_logits(self.trunk.forward(self.lookup(&self.seen)));
+            for (a, b) in cached.iter().zip(&whole) {
+                assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{a} with the cache, {b} without, {:?}", self.seen);
+                self.largest = self.largest.max(b.abs());
+            }
+            let best = |z: &[f32]| (0..z.len()).fold(0, |best, i| if z[i] > z[best] { i } else { best });
+            assert_eq!(best(&cached), best(&whole));
+            self.compared += 1;
+            whole
+        }
+    }
+
+    #[test]
+    fn the_cache_changes_no_logit() {
+        let kinds = [
+            (PositionKind::Rope, MlpKind::Swiglu, NormKind::LayerNoAffine),
+            (PositionKind::Learned, MlpKind::Gelu, NormKind::Rms),
+            (PositionKind::Learned, MlpKind::Swiglu, NormKind::Layer),
+        ];
+        for (position, mlp, norm) in kinds {
+            for (context, prompt) in [(1, 1), (2, 3), (9, 1), (9, 7), (9, 20), (12, 12), (13, 5)] {
+                let mut both = Both::new(position, mlp, norm, context);
+                let prompt: Vec<u32> = (0..prompt).map(|i| (i * 11 + 4) % 37).collect();
+                let policy = Policy::Random { temperature: 1.0, top_k: None, top_p: 1.0 };
+                let sampler = Sampler::new(policy, Stream::new(3, "cache"));
+                let ids: Vec<u32> =
+                    Continuation::new(&mut both, sampler, &prompt, 31, None).map(|c| c.unwrap().id).collect();
+                assert_eq!((ids.len(), both.compared), (31, 31));
+                assert!(both.largest > 1.0, "the logits say nothing: {}", both.largest);
+            }
+        }
+    }
+
+    #[test]
+    fn several_ids_at_once_are_one_by_one() {
+        let mut both = Both::new(PositionKind::Rope, MlpKind::Gelu, NormKind::LayerNoAffine, 16);
+        for ids in [&[1u32, 2, 3][..], &[4], &[5, 6, 7, 8, 9], &[10]] {
+            both.extend(ids);
+        }
+        assert_eq!(both.seen.len(), 10);
     }
 
     #[test]

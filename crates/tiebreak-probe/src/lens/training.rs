@@ -131,7 +131,12 @@ fn point(h: &Tensor<2>, whiten: bool) -> Point {
     }
 }
 
-fn check(model: &dyn ProbedModel, head: &LogitHead, translators: &[Translator], batches: &[Tensor<2, Int>]) -> Vec<f64> {
+fn check(
+    model: &dyn ProbedModel,
+    head: &LogitHead,
+    translators: &[Translator],
+    batches: &[Tensor<2, Int>],
+) -> Vec<f64> {
     let mut sums = vec![0.0; translators.len()];
     let mut tokens = 0;
     for ids in batches {
@@ -175,7 +180,12 @@ pub fn train(model: &dyn ProbedModel, training: Training) -> Trained {
             let kl = check(model, &head, &translators, &training.check);
             let e = ema.as_ref().map(|e| check(model, &head, e, &training.check));
             let f = |x: &Vec<f64>| x.iter().map(|x| format!("{x:.4}")).collect::<Vec<_>>().join(" ");
-            eprintln!("{:.1}s tokens {tokens} kl {}  ema {}", started.elapsed().as_secs_f64(), f(&kl), e.as_ref().map_or("".into(), f));
+            eprintln!(
+                "{:.1}s tokens {tokens} kl {}  ema {}",
+                started.elapsed().as_secs_f64(),
+                f(&kl),
+                e.as_ref().map_or("".into(), f)
+            );
             curve.push(CurvePoint { tokens, lr: 0.0, kl_bits: kl });
             next += every;
         }
@@ -204,7 +214,8 @@ pub fn train(model: &dyn ProbedModel, training: Training) -> Trained {
             baselines.see(&inputs[first..first + p.len() / v], p)
         });
         step += 1;
-        for ((((point, white), leaf), normed), found) in points.iter_mut().zip(white).zip(leaves).zip(normed).zip(found) {
+        for ((((point, white), leaf), normed), found) in points.iter_mut().zip(white).zip(leaves).zip(normed).zip(found)
+        {
             let mut tape = inject(normed, found.state_nd).backward();
             let dh = leaf.grad_remove(&mut tape).expect("leaf");
             let dm = white.transpose().matmul(dh.clone());
