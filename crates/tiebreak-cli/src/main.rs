@@ -1,6 +1,7 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
 mod inspect;
+mod reproduce;
 mod show;
 
 use std::io::Write;
@@ -11,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
 use tiebreak_train::track::LogWriter;
@@ -95,6 +97,8 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// The paper's experiments: their runs, figures and a verdict per claim.
+    Reproduce(reproduce::Reproduce),
     /// What this build can compute on.
     Devices,
 }
@@ -217,9 +221,7 @@ fn run(command: Command) -> Result<End, Error> {
             if dry_run {
                 return print(&sweep.dry_run(&out.out, jobs)?).map(|()| End::Done);
             }
-            let program = std::env::current_exe()
-                .map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
-            return match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
+            return match sweep.run(&out.out, launch(jobs)?)? {
                 SweepOutcome::Complete(text) => print(&text).map(|()| End::Done),
                 SweepOutcome::Failures(text) => print(&text).map(|()| End::Failed),
                 SweepOutcome::Interrupted => Ok(End::Interrupted),
@@ -238,9 +240,22 @@ fn run(command: Command) -> Result<End, Error> {
             let report = inspect::inspect(&target, &set.sets)?;
             print_either(json.json, &report, || report.to_text())?;
         }
+        Command::Reproduce(command) => {
+            return match command.run(launch(None)?)? {
+                Ended::Complete(text) => print(&text).map(|()| End::Done),
+                Ended::Failures(text) => print(&text).map(|()| End::Failed),
+                Ended::Interrupted => Ok(End::Interrupted),
+            };
+        }
         Command::Devices => print(&inspect::devices())?,
     }
     Ok(End::Done)
+}
+
+fn launch(jobs: Option<usize>) -> Result<LaunchOptions, Error> {
+    let program =
+        std::env::current_exe().map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
+    Ok(LaunchOptions { jobs, stop: stop_on_signals()?, program })
 }
 
 fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {

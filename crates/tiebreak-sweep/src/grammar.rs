@@ -9,7 +9,7 @@ use tiebreak_train::config::{flatten, insert, parse_set, plain_name, read_table}
 use toml::{Table, Value};
 
 const SWEEP_KEYS: [&str; 7] = ["name", "base", "seeds", "baseline", "metric", "arms", "grid"];
-const ARM_KEYS: [&str; 3] = ["name", "set", "match_parameters"];
+const ARM_KEYS: [&str; 4] = ["name", "set", "match_parameters", "first_seeds"];
 
 /// Every tag that a run of this build can write: what `sweep.metric` may be. The `grad/shared_` ones need a shared matrix.
 pub const TAGS: [&str; 32] = [
@@ -56,6 +56,15 @@ pub struct Arm {
     pub set: BTreeMap<String, Value>,
     /// The arm whose parameter count `model.d_ff` is solved for.
     pub match_parameters: Option<String>,
+    /// How many of the sweep's seeds it runs, from the first; `None`: all.
+    pub first_seeds: Option<usize>,
+}
+
+impl Arm {
+    /// Its seeds among the sweep's.
+    pub fn seeds<'a>(&self, all: &'a [u64]) -> &'a [u64] {
+        &all[..self.first_seeds.unwrap_or(all.len()).min(all.len())]
+    }
 }
 
 /// A sweep file, checked. Cells are arms x grid x seeds; the base is no arm of its own.
@@ -280,7 +289,16 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
             owned_by_the_sweep(&format!("{place}: set"), key)?;
         }
         let target = text("match_parameters")?;
-        arms.push(Arm { name, set, match_parameters: Some(target).filter(|t| !t.is_empty()) });
+        let first_seeds = match table.get("first_seeds") {
+            None => None,
+            Some(Value::Integer(n)) if *n >= 1 => usize::try_from(*n).ok(),
+            Some(other) => {
+                return fail(format!(
+                    "{place}: first_seeds = {other}: expected how many of sweep.seeds it runs, from 1"
+                ));
+            }
+        };
+        arms.push(Arm { name, set, match_parameters: Some(target).filter(|t| !t.is_empty()), first_seeds });
     }
     for arm in &arms {
         let Some(target) = &arm.match_parameters else { continue };

@@ -16,5 +16,7 @@ pub use compare::{ArmSummary, CompareOptions, Comparison, Versus, compare};
 pub use expand::{Cell, expand};
 pub use grammar::{Arm, SweepConfig, TAGS};
 pub use launch::{LaunchOptions, default_split};
+pub use plan::{Located, locate};
+pub use runs::each_scalar;
 pub use summary::{CellRecord, SUMMARY_FILE, SWEEP_FILE, SweepRecord};
-pub use sweep::{Sweep, SweepOutcome};
+pub use sweep::{CellsOutcome, Sweep, SweepOutcome, train_cells};

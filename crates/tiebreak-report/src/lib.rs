@@ -1,0 +1,10 @@
+//! The paper's experiments: what is trained, what is claimed, what holds here.
+
+mod pilot;
+mod plan;
+mod reproduce;
+mod series;
+
+pub use pilot::Pilot;
+pub use plan::{EXPERIMENTS, Scale};
+pub use reproduce::{Ended, Options, reproduce};
