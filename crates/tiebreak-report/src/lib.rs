@@ -1,5 +1,6 @@
 //! The paper's experiments: what is trained, what is claimed, what holds here.
 
+pub mod figure;
 mod pilot;
 mod plan;
 mod reproduce;
