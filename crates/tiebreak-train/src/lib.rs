@@ -7,8 +7,10 @@ pub mod device;
 pub mod evaluate;
 pub mod folder;
 pub mod intervene;
+mod kept;
 pub mod optim;
 mod probed;
+pub mod probing;
 pub mod provenance;
 mod run;
 pub mod schedule;
@@ -16,6 +18,7 @@ pub mod step;
 pub mod tensors;
 pub mod track;
 
+pub use kept::{KeptTables, Side};
 pub use probed::TrainedModel;
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;
