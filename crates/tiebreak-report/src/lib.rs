@@ -4,6 +4,7 @@ pub mod figure;
 mod pilot;
 mod plan;
 mod reproduce;
+mod runs;
 mod series;
 
 pub use pilot::Pilot;

@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 use tiebreak_data::write_atomic;
 use tiebreak_model::interface::ModeKind;
 use tiebreak_sweep::{Cell, CellsOutcome, LaunchOptions, locate, train_cells};
-use tiebreak_train::Error;
+use tiebreak_probe::{Drift, Table};
 use tiebreak_train::folder::RunFolder;
+use tiebreak_train::{Error, KeptTables};
 
 use crate::plan::{Plan, Scale, renamed, with};
 use crate::reproduce::Halt;
-use crate::series::{Series, mean_row_cosine, table};
+use crate::series::Series;
 
 /// The arm whose table learns more slowly.
 pub const MATCHED_MOVEMENT: &str = "movement-matched";
@@ -270,9 +271,9 @@ impl Search<'_> {
     /// Mean cosine of the run's rows to their initial values, at its last step.
     fn moved(&self, cell: &Cell) -> Result<f64, Halt> {
         self.train(std::slice::from_ref(cell))?;
-        let folder = self.folder(cell)?;
-        let last = table(&folder, cell.loaded.config.train.steps, "input")?;
-        Ok(mean_row_cosine(&last, &table(&folder, 0, "input")?))
+        let kept = KeptTables::open(&self.folder(cell)?.0)?;
+        let table = |step: u64| -> Result<Table, Error> { Ok(kept.tables(step)?.swap_remove(0).1) };
+        Ok(Drift::between(&table(kept.last())?, &table(0)?, &kept.rows(false)?)?.mean)
     }
 
     /// Bisects the logarithm of the table's learning rate.

@@ -8,7 +8,6 @@ use tiebreak_data::{did_you_mean, write_atomic};
 use tiebreak_sweep::{Cell, Located, SweepConfig, expand, locate};
 use tiebreak_train::Error;
 use tiebreak_train::config::{Origin, flatten, read_table};
-use tiebreak_train::folder::{RunFolder, RunState};
 use toml::{Table, Value};
 
 use crate::pilot::Pilot;
@@ -114,11 +113,10 @@ pub struct Member {
     pub located: Located,
 }
 
-impl Member {
-    /// The run's folder if it is complete.
-    pub fn complete(&self) -> Result<Option<RunFolder>, Error> {
-        let status = self.located.folder.status()?;
-        Ok(status.is_some_and(|s| s.state == RunState::Complete).then(|| self.located.folder.clone()))
+impl Experiment {
+    /// Its cells, as its sweep has them.
+    pub fn cells(&self) -> &[Cell] {
+        &self.cells
     }
 }
 

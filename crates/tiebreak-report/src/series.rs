@@ -1,12 +1,13 @@
-//! What runs left behind: scalars over steps, kept tables.
+//! A run's scalars over steps, and what windows of them come to.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use burn::tensor::{Device, Tensor};
 use tiebreak_sweep::each_scalar;
+use tiebreak_train::Error;
 use tiebreak_train::folder::RunFolder;
-use tiebreak_train::{Error, tensors};
+
+/// Steps of a rolling mean.
+pub const WINDOW: usize = 20;
 
 /// Every scalar of a run: tag to (step, value) in the order of steps.
 #[derive(Clone, Debug, Default)]
@@ -31,48 +32,59 @@ impl Series {
         self.0.get(tag).map_or(&[], Vec::as_slice)
     }
 
-    /// A tag's last value.
-    pub fn last(&self, tag: &str) -> Option<f64> {
-        self.of(tag).last().map(|(_, value)| *value)
+    /// A tag's value at a step.
+    pub fn at(&self, tag: &str, step: u64) -> Option<f64> {
+        self.of(tag).iter().find(|(at, _)| *at == step).map(|(_, value)| *value)
+    }
+
+    /// Rolling means over [`WINDOW`] steps, fewer at the beginning.
+    pub fn rolling(&self, tag: &str) -> Vec<(u64, f64)> {
+        let values = self.of(tag);
+        let mean = |i: usize| {
+            let window = &values[(i + 1).saturating_sub(WINDOW)..=i];
+            window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64
+        };
+        (0..values.len()).map(|i| (values[i].0, mean(i))).collect()
+    }
+
+    /// Ratio of the rolling means of two tags, step by step.
+    pub fn rolling_ratio(&self, above: &str, below: &str) -> Vec<(u64, f64)> {
+        let below: BTreeMap<u64, f64> = self.rolling(below).into_iter().collect();
+        let ratio = |(step, value): (u64, f64)| Some((step, value / below.get(&step).filter(|x| **x > 0.0)?));
+        self.rolling(above).into_iter().filter_map(ratio).collect()
     }
 }
 
-/// A table that a run kept: `side` is "input", or "output", which for one matrix at both ends is the input's.
-///
-/// # Errors
-/// [`Error::Input`] naming the file that is missing.
-pub fn table(folder: &RunFolder, step: u64, side: &str) -> Result<Tensor<2>, Error> {
-    let path = folder.table(step);
-    if !path.is_file() {
-        return Err(Error::Input(format!(
-            "{}: the run kept no table at step {step}; log.tables_at has to contain it: train it again in another --out",
-            path.display()
-        )));
+/// Mean of the values at steps `from` (exclusive) to `to`; `None` of nothing.
+pub fn mean_between(values: &[(u64, f64)], from: u64, to: u64, of: impl Fn(f64) -> f64) -> Option<f64> {
+    let inside: Vec<f64> = values.iter().filter(|(s, _)| *s > from && *s <= to).map(|(_, x)| of(*x)).collect();
+    tiebreak_sweep::statistics::mean(&inside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series() -> Series {
+        let values = |f: fn(u64) -> f64| (1..=100).map(|step| (step, f(step))).collect();
+        Series([("a".into(), values(|s| s as f64)), ("b".into(), values(|_| 2.0))].into())
     }
-    let mut tables = tensors::read(&path, &Device::flex())?;
-    let table = tables.remove(side).or_else(|| tables.remove("input"));
-    table.ok_or_else(|| Error::Input(format!("{}: holds no table \"input\"; it is no kept table", path.display())))
-}
 
-/// Mean over rows of the cosine between rows of two tables `[v, d]`; rows without length count 0.
-pub fn mean_row_cosine(a_vd: &Tensor<2>, b_vd: &Tensor<2>) -> f64 {
-    let products = tiebreak_kernels::row_products(a_vd, b_vd);
-    let rows = products.aa.iter().zip(&products.bb).zip(&products.ab);
-    let cosines = rows.map(|((aa, bb), ab)| if aa * bb > 0.0 { ab / (aa * bb).sqrt() } else { 0.0 });
-    cosines.sum::<f64>() / products.aa.len().max(1) as f64
-}
+    #[test]
+    fn rolling_means_by_hand() {
+        let rolling = series().rolling("a");
+        // 1; the mean of 1..=10; of 31..=50.
+        assert_eq!((rolling[0].1, rolling[9].1, rolling[49].1), (1.0, 5.5, 40.5));
+        let ratio = series().rolling_ratio("a", "b");
+        assert_eq!((ratio.len(), ratio[49]), (100, (50, 20.25)));
+        assert!(series().rolling_ratio("a", "none").is_empty());
+    }
 
-/// The kept tables' steps, in order.
-///
-/// # Errors
-/// [`Error::Failed`] if the folder cannot be read.
-pub fn kept_steps(folder: &RunFolder) -> Result<Vec<u64>, Error> {
-    let tables = folder.table(0);
-    let tables = tables.parent().unwrap_or(Path::new(""));
-    let entries =
-        std::fs::read_dir(tables).map_err(|e| Error::Input(format!("{}: no kept tables ({e})", tables.display())))?;
-    let step = |name: &str| name.strip_prefix("step-")?.strip_suffix(".safetensors")?.parse().ok();
-    let mut steps: Vec<u64> = entries.flatten().filter_map(|e| step(&e.file_name().to_string_lossy())).collect();
-    steps.sort_unstable();
-    Ok(steps)
+    #[test]
+    fn windows_leave_their_first_step_out() {
+        assert_eq!(mean_between(&series().0["a"], 0, 10, |x| x), Some(5.5));
+        assert_eq!(mean_between(&series().0["a"], 90, 100, |x| x), Some(95.5));
+        assert_eq!(mean_between(&series().0["a"], 100, 200, |x| x), None);
+        assert_eq!((series().at("a", 7), series().at("a", 700)), (Some(7.0), None));
+    }
 }

@@ -1,13 +1,17 @@
 //! Charts of lines with bands, side by side, one legend below.
 
 use plotters::chart::ChartBuilder;
+use plotters::coord::Shift;
 use plotters::coord::ranged1d::Ranged;
 use plotters::element::{Circle, PathElement, Polygon, Text};
-use plotters::prelude::{Color, IntoFont, RGBColor, TRANSPARENT, TextStyle};
+use plotters::prelude::{Color, DrawingArea, DrawingAreaErrorKind, DrawingBackend, RGBColor, TRANSPARENT};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{Area, Drawn, Figure, GREY, INK, Scale, UNIT, draw};
+use super::{Figure, GREY, INK, Picture, Scale, UNIT, draw, font, px};
 use tiebreak_train::Error;
+
+type Area<B> = DrawingArea<B, Shift>;
+type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
 
 /// One value with its spread over seeds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,47 +88,54 @@ const TITLE: u32 = 34;
 const ROW: u32 = 20;
 const TEXT: u32 = 12;
 
-fn px(pixels: u32) -> i32 {
-    (pixels * UNIT) as i32
-}
-
-fn font(size: u32) -> TextStyle<'static> {
-    ("sans-serif", px(size)).into_font().color(&INK)
-}
-
 /// Draws charts side by side, `columns` in a row, below `title`.
 ///
 /// # Errors
 /// [`Error::Failed`] with what the drawing library says.
 pub fn panels(title: &str, columns: usize, panels: &[Panel]) -> Result<Figure, Error> {
-    let columns = columns.clamp(1, panels.len().max(1));
-    let rows = panels.len().div_ceil(columns).max(1);
-    let width = PANEL.0 * columns as u32;
-    let legend = legend(panels, width);
-    let below = legend.last().map_or(0, |(_, _, (_, row))| (row + 1) * ROW + 10);
-    let height = TITLE + PANEL.1 * rows as u32 + below;
-    draw(width, height, |area| {
-        area.draw(&Text::new(title.to_owned(), (px(12), px(10)), font(TEXT + 3)))?;
-        for (index, panel) in panels.iter().enumerate() {
-            let (column, row) = ((index % columns) as u32, (index / columns) as u32);
-            let corner = (px(PANEL.0 * column), px(TITLE + PANEL.1 * row));
-            let part = area.clone().shrink(corner, (px(PANEL.0), px(PANEL.1)));
+    let columns = columns.clamp(1, panels.len().max(1)) as u32;
+    let charts = (PANEL.0 * columns, PANEL.1 * (panels.len() as u32).div_ceil(columns).max(1));
+    draw(&Sheet { title, columns, panels, charts, legend: legend(panels, charts.0) })
+}
+
+struct Sheet<'a> {
+    title: &'a str,
+    columns: u32,
+    panels: &'a [Panel],
+    /// Width and height of all charts.
+    charts: (u32, u32),
+    legend: Vec<Entry>,
+}
+
+/// A name, its look, its left edge (pixels) and row.
+type Entry = (String, Look, (u32, u32));
+
+impl Picture for Sheet<'_> {
+    fn size(&self) -> (u32, u32) {
+        let below = self.legend.last().map_or(0, |(_, _, (_, row))| (row + 1) * ROW + 10);
+        (self.charts.0, TITLE + self.charts.1 + below)
+    }
+
+    fn paint<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
+        area.draw(&Text::new(self.title.to_owned(), (px(12), px(10)), font(TEXT + 3)))?;
+        for (index, panel) in (0..).zip(self.panels) {
+            let (left, top) = (PANEL.0 * (index % self.columns), TITLE + PANEL.1 * (index / self.columns));
+            let part = area.clone().shrink((px(left), px(top)), (px(PANEL.0), px(PANEL.1)));
             chart(&part, panel)?;
         }
-        for (name, look, (x, row)) in &legend {
-            let y = px(TITLE + PANEL.1 * rows as u32 + row * ROW + ROW / 2);
+        for (name, look, (x, row)) in &self.legend {
+            let y = px(TITLE + self.charts.1 + row * ROW + ROW / 2);
+            let ends = [(px(*x), y), (px(*x + 24), y)];
             match look {
                 Look::Line(colour, Style::Dots) => area.draw(&Circle::new((px(*x + 12), y), px(4), colour.filled()))?,
-                Look::Line(colour, style) => {
-                    stroke(area, &[(px(*x), y), (px(*x + 24), y)], *colour, 2, *style)?;
-                }
-                Look::Rule(colour) => stroke(area, &[(px(*x), y), (px(*x + 24), y)], *colour, 1, Style::Dashed)?,
+                Look::Line(colour, style) => stroke(area, &ends, *colour, 2, *style)?,
+                Look::Rule(colour) => stroke(area, &ends, *colour, 1, Style::Dashed)?,
             }
             let style = font(TEXT).pos(Pos::new(HPos::Left, VPos::Center));
             area.draw(&Text::new(name.clone(), (px(x + 30), y), style))?;
         }
         Ok(())
-    })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -134,7 +145,7 @@ enum Look {
 }
 
 /// Entries of the legend, each once, with left edge (pixels) and row.
-fn legend(panels: &[Panel], width: u32) -> Vec<(String, Look, (u32, u32))> {
+fn legend(panels: &[Panel], width: u32) -> Vec<Entry> {
     let mut entries: Vec<(String, Look)> = Vec::new();
     let lines = panels.iter().flat_map(|p| &p.lines).map(|l| (l.name.clone(), Look::Line(l.colour, l.style)));
     let rules = panels.iter().flat_map(|p| &p.rules).map(|r| (r.name.clone(), Look::Rule(r.colour)));
@@ -156,7 +167,7 @@ fn legend(panels: &[Panel], width: u32) -> Vec<(String, Look, (u32, u32))> {
     entries.into_iter().map(place).collect()
 }
 
-fn chart(area: &Area, panel: &Panel) -> Drawn {
+fn chart<B: DrawingBackend>(area: &Area<B>, panel: &Panel) -> Drawn<B> {
     let bands = || panel.lines.iter().flat_map(|l| &l.values);
     let rules = |vertical: bool| panel.rules.iter().filter(move |r| r.vertical == vertical).map(|r| r.at);
     let margin = if panel.names.is_empty() { 0.02 } else { 0.08 };
@@ -229,17 +240,22 @@ fn chart(area: &Area, panel: &Panel) -> Drawn {
 }
 
 /// Points of the whole picture in `area`'s own coordinates.
-fn local(area: &Area, points: &[(i32, i32)]) -> Vec<(i32, i32)> {
+fn local<B: DrawingBackend>(area: &Area<B>, points: &[(i32, i32)]) -> Vec<(i32, i32)> {
     let (left, top) = area.get_base_pixel();
     points.iter().map(|(x, y)| (x - left, y - top)).collect()
 }
 
 /// A line through points, `width` pixels wide; dashes are cut here, for plotters' own do not follow a polyline's corners.
-fn stroke(area: &Area, points: &[(i32, i32)], colour: RGBColor, width: u32, style: Style) -> Drawn {
+fn stroke<B: DrawingBackend>(
+    area: &Area<B>,
+    points: &[(i32, i32)],
+    colour: RGBColor,
+    width: u32,
+    style: Style,
+) -> Drawn<B> {
     let look = colour.stroke_width(width * UNIT);
     if style != Style::Dashed {
-        area.draw(&PathElement::new(points.to_vec(), look))?;
-        return Ok(());
+        return area.draw(&PathElement::new(points.to_vec(), look));
     }
     let (dash, period) = (f64::from(px(6)), f64::from(px(10)));
     let mut along = 0.0;
