@@ -9,15 +9,32 @@ pub fn frequencies(shard: &Shard) -> Vec<u64> {
     counts
 }
 
+/// Ids from the most to the least frequent, ties in order of id.
+fn by_rank(counts: &[u64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..counts.len()).collect();
+    order.sort_by_key(|&id| (std::cmp::Reverse(counts[id]), id));
+    order
+}
+
+/// The frequency group of each id, 0 to 9: ten groups of equally many ids that occur, by frequency rank, 0 the most frequent.
+/// `None` for ids that never occur. The id of rank r (from 0) among n is in group floor(10 r / n), so that group sizes differ by at
+/// most one; with fewer than ten ids some groups are empty. Groups of `grad/decile/` and of permutations within frequency groups.
+pub fn frequency_groups(train_counts: &[u64]) -> Vec<Option<u8>> {
+    let seen = train_counts.iter().filter(|&&count| count > 0).count();
+    let mut groups = vec![None; train_counts.len()];
+    for (rank, id) in by_rank(train_counts).into_iter().take(seen).enumerate() {
+        groups[id] = Some((10 * rank as u128 / seen as u128) as u8);
+    }
+    groups
+}
+
 /// The loss decile of each id: floor(10 x the share of training tokens that are more frequent ids), ids in decreasing order of
 /// count, ties in order of id. Decile 0 holds the most frequent ids; ids that never occur are in decile 9.
 pub fn loss_deciles(train_counts: &[u64]) -> Vec<u8> {
     let total: u128 = train_counts.iter().map(|&c| u128::from(c)).sum();
-    let mut order: Vec<usize> = (0..train_counts.len()).collect();
-    order.sort_by_key(|&id| (std::cmp::Reverse(train_counts[id]), id));
     let mut deciles = vec![9; train_counts.len()];
     let mut before: u128 = 0;
-    for id in order {
+    for id in by_rank(train_counts) {
         if train_counts[id] > 0 {
             deciles[id] = (10 * before / total).min(9) as u8;
         }
@@ -36,5 +53,20 @@ mod tests {
         assert_eq!(loss_deciles(&[20, 0, 50, 20, 10, 0]), [5, 9, 0, 7, 9, 9]);
         assert_eq!(loss_deciles(&[1; 20]), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]);
         assert_eq!(loss_deciles(&[0, 0]), [9, 9]);
+    }
+
+    #[test]
+    fn groups_hold_equally_many_ids_that_occur() {
+        // Ranks: id 2 (50), id 0 (20), id 3 (20), id 4 (10); four ids in ten groups are in 0, 2, 5 and 7.
+        assert_eq!(frequency_groups(&[20, 0, 50, 20, 10, 0]), [Some(2), None, Some(0), Some(5), Some(7), None]);
+        assert_eq!(frequency_groups(&[0, 0]), [None, None]);
+        assert_eq!(frequency_groups(&[]), []);
+        // 23 ids that occur, in order of id, behind two that do not.
+        let counts: Vec<u64> = [0, 0].into_iter().chain((1..=23).rev()).collect();
+        let groups = frequency_groups(&counts);
+        assert_eq!(groups[..2], [None, None]);
+        assert!(groups[2..].is_sorted() && groups[2] == Some(0) && groups[24] == Some(9));
+        let sizes: Vec<usize> = (0..10).map(|g| groups.iter().filter(|x| **x == Some(g)).count()).collect();
+        assert_eq!(sizes, [3, 2, 2, 3, 2, 2, 3, 2, 2, 2]);
     }
 }
