@@ -64,9 +64,14 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
+    /// Tables kept for good: see [`crate::tables`].
+    pub fn tables(&self) -> PathBuf {
+        self.0.join("tables")
+    }
+
     /// E and U at `step`.
     pub fn table(&self, step: u64) -> PathBuf {
-        self.0.join("tables").join(format!("step-{step}.safetensors"))
+        self.tables().join(format!("step-{step}.safetensors"))
     }
 
     fn status_file(&self) -> PathBuf {
@@ -90,7 +95,7 @@ impl RunFolder {
 
     /// Removes what a killed process left half written. The caller holds the lock.
     pub fn clean(&self) -> Result<(), Error> {
-        for folder in [self.0.clone(), self.0.join("tables"), self.checkpoints()] {
+        for folder in [self.0.clone(), self.tables(), self.checkpoints()] {
             let failed = |e: std::io::Error| Error::Failed(format!("{}: cannot be tidied: {e}", folder.display()));
             let entries = match fs::read_dir(&folder) {
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
