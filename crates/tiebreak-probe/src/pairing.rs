@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use tiebreak_data::Stream;
+use tiebreak_data::{Stream, frequency_groups};
 
-use crate::{Rows, frequency_groups};
+use crate::Rows;
 
 /// Groups within which a null keeps the frequencies.
-const DECILES: usize = 10;
+const DECILES: u8 = 10;
 
 /// Rows put into a random order, so that folds are runs of rows, and permutations of that order.
 pub(crate) struct Pairing {
@@ -29,13 +29,13 @@ impl Pairing {
     pub fn new(rows: &Rows, folds: usize, permutations: usize, seed: u64) -> Self {
         let n = rows.len();
         let order: Vec<u32> = Stream::new(seed, "probe folds").permutation(n).into_iter().map(|i| i as u32).collect();
-        let placed = |groups: usize| -> Vec<u8> {
+        let placed = |groups: u8| -> Vec<u8> {
             let group = frequency_groups(rows.counts(), groups);
             order.iter().map(|i| group[*i as usize]).collect()
         };
         let decile = placed(DECILES);
         let members: Vec<Vec<u32>> =
-            (0..DECILES).map(|g| (0..n as u32).filter(|i| usize::from(decile[*i as usize]) == g).collect()).collect();
+            (0..DECILES).map(|g| (0..n as u32).filter(|i| decile[*i as usize] == g).collect()).collect();
         let free = |k: usize| {
             let drawn = Stream::new(seed, &format!("probe null {k}")).permutation(n);
             drawn.into_iter().map(|i| i as u32).collect()

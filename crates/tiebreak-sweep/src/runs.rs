@@ -111,30 +111,50 @@ struct Line<'a> {
 
 impl Scalars {
     fn read(path: &Path, last_step: u64) -> Result<Self, Error> {
-        let failed = |e: std::io::Error| Error::Input(format!("{}: cannot be read: {e}", path.display()));
-        let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
         let (mut last, mut speeds) = (BTreeMap::new(), Vec::new());
-        let (mut text, mut number) = (Vec::new(), 0);
-        loop {
-            text.clear();
-            if reader.read_until(b'\n', &mut text).map_err(failed)? == 0 {
-                break;
-            }
-            number += 1;
-            let line: Line = serde_json::from_slice(&text).map_err(|e| {
-                Error::Input(format!(
-                    "{}: line {number}: {e}: the file is damaged; train the run again",
-                    path.display()
-                ))
-            })?;
+        for_each_line(path, |line| {
             if line.tag == SPEED {
                 speeds.push(line.value);
             }
             if line.step == last_step {
                 last.insert(line.tag.into_owned(), line.value);
             }
-        }
+        })?;
         Ok(Self { last, tokens_per_second: median(speeds) })
+    }
+}
+
+/// The values of each of `tags` by step, ascending, from a run's `metrics.jsonl`; a tag that the run lacks has none.
+///
+/// # Errors
+/// [`Error::Input`] naming the file, and the line that is damaged.
+pub fn series(path: &Path, tags: &[&str]) -> Result<BTreeMap<String, Vec<(u64, f64)>>, Error> {
+    let mut found: BTreeMap<String, Vec<(u64, f64)>> = tags.iter().map(|tag| (tag.to_string(), Vec::new())).collect();
+    for_each_line(path, |line| {
+        if let Some(values) = found.get_mut(&*line.tag) {
+            values.push((line.step, line.value));
+        }
+    })?;
+    for values in found.values_mut() {
+        values.sort_by_key(|(step, _)| *step);
+    }
+    Ok(found)
+}
+
+fn for_each_line(path: &Path, mut see: impl FnMut(Line)) -> Result<(), Error> {
+    let failed = |e: std::io::Error| Error::Input(format!("{}: cannot be read: {e}", path.display()));
+    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
+    let (mut text, mut number) = (Vec::new(), 0);
+    loop {
+        text.clear();
+        if reader.read_until(b'\n', &mut text).map_err(failed)? == 0 {
+            return Ok(());
+        }
+        number += 1;
+        let line: Line = serde_json::from_slice(&text).map_err(|e| {
+            Error::Input(format!("{}: line {number}: {e}: the file is damaged; train the run again", path.display()))
+        })?;
+        see(line);
     }
 }
 

@@ -9,10 +9,14 @@ pub mod folder;
 pub mod intervene;
 pub mod optim;
 mod probed;
+mod probes;
 pub mod provenance;
+mod reference;
+pub mod residual;
 mod run;
 pub mod schedule;
 pub mod step;
+pub mod tables;
 pub mod tensors;
 pub mod track;
 

@@ -59,7 +59,7 @@ impl Provenance {
         Self { input, output, dot, shared, authors, factors, rows: [aa, bb], moved: None }
     }
 
-    /// The tags of the step; `groups` are those of [`tiebreak_data::frequency_groups`]. Ratios whose denominator is 0 and groups
+    /// The tags of the step; `groups` are [`tiebreak_data::seen_deciles`]. Ratios whose denominator is 0 and groups
     /// without an id are left out.
     ///
     /// An update's share after AdamW is <u_side, u> / |u|^2 over all tables, weight decay left out: the update of a shared table
@@ -88,7 +88,10 @@ impl Provenance {
         }
         if let Some(moved) = self.moved {
             let input = moved.input / moved.whole;
-            tags.extend([("update/input_signed_share".into(), input), ("update/output_signed_share".into(), 1.0 - input)]);
+            tags.extend([
+                ("update/input_signed_share".into(), input),
+                ("update/output_signed_share".into(), 1.0 - input),
+            ]);
         }
         for (side, rows) in ["input", "output"].into_iter().zip(&self.rows) {
             let mut sums = [None; 10];
