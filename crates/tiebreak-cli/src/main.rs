@@ -1,6 +1,7 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
 mod inspect;
+mod probe;
 mod show;
 
 use std::io::Write;
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
+use tiebreak_train::probing::{self, Pairs, Probe, ProbeOptions};
 use tiebreak_train::track::LogWriter;
 use tiebreak_train::{Error, Outcome, TrainOptions};
 
@@ -80,6 +82,32 @@ enum Command {
         /// Allow one arm name with several configurations.
         #[arg(long)]
         allow_mixed: bool,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// What the kept tables of runs have in common, beside chance: alignment, neighbours, geometry, evolution, norms.
+    Probe {
+        /// Folders of runs with the same data.
+        #[arg(required = true, value_name = "RUN")]
+        runs: Vec<PathBuf>,
+        /// Some of alignment, learned, knn, geometry, evolution, norm_frequency [default: all].
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
+        /// Which tables are compared.
+        #[arg(long, default_value = "default")]
+        pairs: PairsArg,
+        /// Step of the tables [default: the last kept one of each run].
+        #[arg(long)]
+        step: Option<u64>,
+        /// Which rows: ids that occur in the training split, or all.
+        #[arg(long, default_value = "seen")]
+        rows: RowsArg,
+        /// Random pairings behind each null.
+        #[arg(long, default_value_t = 20)]
+        permutations: usize,
+        /// Seed of the random pairings and folds.
+        #[arg(long, default_value_t = 0)]
+        probe_seed: u64,
         #[command(flatten)]
         json: Json,
     },
@@ -166,6 +194,20 @@ struct Json {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
+enum PairsArg {
+    /// Input to output of a model, either to the shared table of another, and the same table of two seeds.
+    Default,
+    /// Every table to every other.
+    All,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RowsArg {
+    Seen,
+    All,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum Launcher {
     /// Child processes on this machine.
     Local,
@@ -228,6 +270,21 @@ fn run(command: Command) -> Result<End, Error> {
         Command::Compare { dirs, baseline, metric, allow_mixed, json } => {
             let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
             print_either(json.json, &comparison, || comparison.to_text())?;
+        }
+        Command::Probe { runs, only, pairs, step, rows, permutations, probe_seed, json } => {
+            let probes = match &only[..] {
+                [] => Probe::ALL.to_vec(),
+                some => some.iter().map(|word| word.parse()).collect::<Result<_, Error>>()?,
+            };
+            let pairs = match pairs {
+                PairsArg::Default => Pairs::Default,
+                PairsArg::All => Pairs::All,
+            };
+            let all_ids = rows == RowsArg::All;
+            let options = ProbeOptions { probes, pairs, step, all_ids, permutations, seed: probe_seed };
+            let report = probing::probe(&runs, &options)?;
+            report.save(&options.probes)?;
+            print_either(json.json, &report, || probe::text(&report))?;
         }
         Command::Config(ConfigCommand::Check { file, set }) => {
             show::check(&file, &set.sets)?;

@@ -18,6 +18,8 @@ use crate::{Distribution, Operand, Rows, Table};
 /// k of [`Metric::Knn10`].
 pub(crate) const NEIGHBOURS: usize = 10;
 
+const MOST_PERMUTATIONS: usize = 10_000;
+
 /// What is measured between a source S and a target T, both `[n, d]`, row i of both the same token. Unless said otherwise the
 /// value is the plain mean over tokens, and tables are centred (column means over the chosen rows removed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -189,7 +191,7 @@ impl Aligner {
     /// Draws folds and pairings.
     ///
     /// # Errors
-    /// [`Error::Input`] if there are fewer than two folds or more folds than rows.
+    /// [`Error::Input`] if there are fewer than two folds or more folds than rows, or more than 10,000 permutations.
     pub fn new(rows: Rows, options: Options) -> Result<Self, Error> {
         if options.folds < 2 || options.folds > rows.len() {
             return Err(Error::Input(format!(
@@ -198,7 +200,13 @@ impl Aligner {
                 rows.len()
             )));
         }
-        let pairing = Pairing::new(&rows, options.folds, options.permutations, options.seed);
+        if options.permutations > MOST_PERMUTATIONS {
+            return Err(Error::Input(format!(
+                "permutations = {}: expected at most {MOST_PERMUTATIONS}; a null's mean is known well from 20",
+                options.permutations
+            )));
+        }
+        let pairing = Pairing::new(&rows, options.folds, options.seed);
         Ok(Self { rows, options, pairing })
     }
 
@@ -279,9 +287,9 @@ impl Aligner {
             _ => None,
         };
         let work = Work { aligner: self, source, target, maps };
-        let mut true_one = work.measure(&self.pairing.true_pairs)?;
-        let null = work.nulls(&self.pairing.free)?;
-        let null_freq = work.nulls(&self.pairing.within_deciles)?;
+        let mut true_one = work.measure(&self.pairing.true_pairs())?;
+        let null = work.nulls(&|k| self.pairing.free(k))?;
+        let null_freq = work.nulls(&|k| self.pairing.within_deciles(k))?;
         let scores = self.options.metrics.iter().filter_map(|metric| {
             let Found { summary, tokens } = true_one.remove(metric)?;
             let column = |nulls: &[Summaries], of: &dyn Fn(&Summary) -> Option<f64>| -> Vec<f64> {
@@ -375,15 +383,16 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Measures random pairings, as many at a time as fit into about 2 GiB.
-    fn nulls(&self, pairings: &[Vec<u32>]) -> Result<Vec<Summaries>, Error> {
+    fn nulls(&self, pairs: &(dyn Fn(usize) -> Vec<u32> + Sync)) -> Result<Vec<Summaries>, Error> {
         let matrix = 8 * self.source.columns() * self.target.columns();
-        let at_once = ((2 << 30) / (matrix * (self.aligner.options.folds + 8)).max(1)).max(1);
-        let measure = |pairs: &Vec<u32>| -> Result<Summaries, Error> {
-            Ok(self.measure(pairs)?.into_iter().map(|(metric, found)| (metric, found.summary)).collect())
+        let at_once = ((2 << 30) / (matrix * (self.aligner.options.folds + 8))).max(1);
+        let measure = |k: usize| -> Result<Summaries, Error> {
+            Ok(self.measure(&pairs(k))?.into_iter().map(|(metric, found)| (metric, found.summary)).collect())
         };
-        let mut found = Vec::with_capacity(pairings.len());
-        for some in pairings.chunks(at_once) {
-            found.extend(some.par_iter().map(measure).collect::<Result<Vec<_>, _>>()?);
+        let all: Vec<usize> = (0..self.aligner.options.permutations).collect();
+        let mut found = Vec::with_capacity(all.len());
+        for some in all.chunks(at_once) {
+            found.extend(some.par_iter().map(|k| measure(*k)).collect::<Result<Vec<_>, _>>()?);
         }
         Ok(found)
     }
@@ -532,4 +541,208 @@ fn shifted_cosine(a: &[f32], shift: &[f32], b: &[f32], centre: &[f32]) -> f64 {
     }
     let lengths = (aa * bb).sqrt();
     if lengths > 0.0 { ab / lengths } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::gaussian;
+
+    fn rows(n: usize) -> Rows {
+        Rows::all(&(0..n as u64).map(|i| 1 + 10_000 / (i + 1)).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn scores(source: &Table, target: &Table, options: Options) -> BTreeMap<Metric, Score> {
+        align(source, target, rows(source.rows()), options).unwrap().scores
+    }
+
+    fn all(permutations: usize) -> Options {
+        Options { metrics: Metric::ALL.to_vec(), permutations, ..Options::default() }
+    }
+
+    fn message<T>(result: Result<T, Error>) -> String {
+        match result {
+            Err(Error::Input(text)) => text,
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => panic!("not refused"),
+        }
+    }
+
+    /// t times a matrix, plus a row.
+    fn image(t: &Table, map: &Mat<f64>, added: f64) -> Table {
+        let mut values = Vec::new();
+        for i in 0..t.rows() {
+            for j in 0..map.ncols() {
+                let sum: f64 = t.row(i).iter().enumerate().map(|(k, x)| f64::from(*x) * map[(k, j)]).sum();
+                values.push((sum + added * (j as f64 + 1.0)) as f32);
+            }
+        }
+        Table::new(t.rows(), map.ncols(), values).unwrap()
+    }
+
+    fn matrix(n: usize, m: usize, seed: u64) -> Mat<f64> {
+        let values = gaussian(n, m, seed);
+        Mat::from_fn(n, m, |i, j| f64::from(values.row(i)[j]))
+    }
+
+    #[test]
+    fn a_rotation_gives_1() {
+        let table = gaussian(600, 24, 1);
+        let rotation = algebra::polar(&matrix(24, 24, 2)).unwrap();
+        let found = scores(&table, &image(&table, &rotation, 0.0), all(3));
+        for (metric, score) in &found {
+            if *metric != Metric::Identity {
+                assert!((score.value - 1.0).abs() < 1e-6, "{metric:?}: {}", score.value);
+            }
+            // A random pairing of the same two tables is nowhere near.
+            assert!(score.null.unwrap() < 0.4 && score.null_freq.unwrap() < 0.4, "{metric:?}: {score:?}");
+        }
+        assert!(found[&Metric::Identity].value.abs() < 0.1);
+        // What is centred does not see a row added to all.
+        let moved = scores(&table, &image(&table, &rotation, 3.0), all(0));
+        for metric in [Metric::Procrustes, Metric::Linear, Metric::LinearHeldout, Metric::Cca, Metric::Cka] {
+            assert!((moved[&metric].value - 1.0).abs() < 1e-5, "{metric:?}: {}", moved[&metric].value);
+        }
+        assert_eq!(moved[&Metric::Procrustes].null, None);
+    }
+
+    #[test]
+    fn an_invertible_image_gives_1_where_maps_are_free() {
+        let table = gaussian(600, 24, 1);
+        let found = scores(&table, &image(&table, &matrix(24, 24, 3), 1.0), all(0));
+        for metric in [Metric::Linear, Metric::LinearHeldout, Metric::Cca] {
+            assert!((found[&metric].value - 1.0).abs() < 1e-5, "{metric:?}: {}", found[&metric].value);
+        }
+        assert!(found[&Metric::Procrustes].value < 0.95);
+    }
+
+    #[test]
+    fn gaussian_tables_give_the_analytic_null() {
+        let (n, d) = (2048, 64);
+        let found = scores(&gaussian(n, d, 1), &gaussian(n, d, 2), all(6));
+        let near = |metric: Metric, tolerance: f64| {
+            let score = &found[&metric];
+            let expected = score.analytic_null.unwrap();
+            for value in [Some(score.value), score.null, score.null_freq] {
+                let value = value.unwrap();
+                assert!((value - expected).abs() < tolerance, "{metric:?}: {value} instead of {expected}");
+            }
+        };
+        // 8/(3 pi) sqrt(64 / 2048) = 0.1501 and sqrt(64 / 2048) = 0.1768; at this width they hold within 3 %.
+        assert!((found[&Metric::Procrustes].analytic_null.unwrap() - 0.15005).abs() < 1e-4);
+        near(Metric::Procrustes, 0.006);
+        near(Metric::Linear, 0.005);
+        near(Metric::Cca, 0.006);
+        near(Metric::Cka, 0.003);
+        near(Metric::Knn10, 0.003);
+        // Means of 2048 cosines of standard deviation 1/8, of one map each, and correlations of 2048 pairs.
+        near(Metric::LinearHeldout, 0.015);
+        near(Metric::Identity, 0.015);
+        near(Metric::NormSpearman, 0.09);
+        near(Metric::NormPearson, 0.09);
+        for score in found.values() {
+            let (sd, sd_freq) = (score.null_sd.unwrap(), score.null_freq_sd.unwrap());
+            assert!(sd > 0.0 && sd_freq > 0.0 && sd < 0.04, "{score:?}");
+            if let Some(terciles) = score.terciles {
+                let mean = terciles.iter().map(|t| t.value).sum::<f64>() / 3.0;
+                assert!((mean - score.value).abs() < 1e-3, "terciles of equally many tokens: {mean} {}", score.value);
+            }
+        }
+    }
+
+    /// Frequent tokens stand apart in both tables, and that is all the tables share: pairings that keep frequency keep it.
+    #[test]
+    fn the_null_within_frequency_groups_keeps_what_frequency_gives() {
+        let (n, d) = (1000, 16);
+        let of = |seed: u64| {
+            let (noise, away) = (gaussian(n, d, seed), gaussian(1, d, seed + 100));
+            let row = |i: usize| {
+                let weight = if i < n / 2 { 1.0 } else { -1.0 };
+                noise.row(i).iter().zip(away.row(0)).map(move |(x, a)| x + weight * a).collect::<Vec<_>>()
+            };
+            Table::new(n, d, (0..n).flat_map(row).collect()).unwrap()
+        };
+        let found = scores(&of(1), &of(2), Options { permutations: 8, ..Options::default() });
+        for metric in [Metric::Procrustes, Metric::Linear, Metric::LinearHeldout, Metric::Cca] {
+            let score = &found[&metric];
+            let (value, null, freq) = (score.value, score.null.unwrap(), score.null_freq.unwrap());
+            assert!((value - freq).abs() < 0.02, "{metric:?}: {value} {freq}");
+            assert!(value - null > 0.02, "{metric:?}: {value} {null}");
+        }
+    }
+
+    #[test]
+    fn tokens_come_in_the_order_of_ids() {
+        let source = gaussian(40, 6, 1);
+        let mut values = source.values().to_vec();
+        values[7 * 6..8 * 6].iter_mut().for_each(|x| *x = -*x);
+        let target = Table::new(40, 6, values).unwrap();
+        let counts: Vec<u64> = (0..40).map(|i| u64::from(i != 3)).collect();
+        let options =
+            Options { per_token: true, permutations: 2, metrics: vec![Metric::Identity], ..Options::default() };
+        let found = align(&source, &target, Rows::seen(&counts).unwrap(), options).unwrap();
+        assert_eq!(found.tokens, 39);
+        let score = &found.scores[&Metric::Identity];
+        for (id, cosine) in (0..40).filter(|id| *id != 3).zip(&score.per_token) {
+            let expected = if id == 7 { -1.0 } else { 1.0 };
+            assert!((cosine - expected).abs() < 1e-6, "{id}: {cosine}");
+        }
+        assert!((score.value - 37.0 / 39.0).abs() < 1e-6);
+        assert_eq!(score.distribution.as_ref().unwrap().histogram[0], 1);
+    }
+
+    #[test]
+    fn a_table_of_lower_rank_aligns_as_its_own_columns() {
+        let (narrow, target) = (gaussian(300, 5, 1), gaussian(300, 8, 2));
+        let values = (0..300).flat_map(|i| [narrow.row(i), narrow.row(i)].concat()).collect();
+        let doubled = Table::new(300, 10, values).unwrap();
+        let metrics = vec![Metric::Linear, Metric::LinearHeldout, Metric::Cca, Metric::Knn10];
+        let options = Options { metrics: metrics.clone(), permutations: 2, ..Options::default() };
+        let (one, two) = (scores(&narrow, &target, options.clone()), scores(&doubled, &target, options.clone()));
+        for metric in &metrics {
+            assert!((one[metric].value - two[metric].value).abs() < 1e-6, "{metric:?}");
+            assert!((one[metric].null.unwrap() - two[metric].null.unwrap()).abs() < 1e-6, "{metric:?}");
+        }
+        assert!(
+            message(align(&narrow, &target, rows(300), Options::default())).contains("identity needs equal widths")
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_fitted_is_refused() {
+        let options = Options::default;
+        let wide = gaussian(20, 20, 1);
+        let text = message(align(&wide, &wide, rows(20), options()));
+        assert!(text.starts_with("source: 20 columns and 20 rows (16 to fit on)"), "{text}");
+        // Held out, 16 of 20 rows are left to fit on.
+        assert!(message(align(&gaussian(20, 16, 1), &wide, rows(20), options())).contains("16 to fit on"));
+        let some = Options { metrics: vec![Metric::Identity, Metric::Knn10], ..options() };
+        assert!(align(&wide, &wide, rows(20), some).is_ok());
+        let equal = Table::new(50, 2, [1.0, 2.0].repeat(50)).unwrap();
+        assert!(
+            message(align(&equal, &gaussian(50, 2, 1), rows(50), options()))
+                .contains("all rows of the table are equal")
+        );
+        assert!(message(align(&gaussian(50, 2, 1), &equal, rows(50), options())).starts_with("target: all rows"));
+        assert!(message(align(&wide, &wide, rows(21), options())).contains("20 rows, the vocabulary 21"));
+        assert!(message(Aligner::new(rows(20), Options { folds: 1, ..options() })).contains("folds = 1"));
+        assert!(message(Aligner::new(rows(20), Options { folds: 21, ..options() })).contains("folds = 21"));
+        let many = Options { permutations: usize::MAX, ..options() };
+        assert!(message(Aligner::new(rows(20), many)).contains("expected at most 10000"));
+        let aligner = Aligner::new(rows(50), options()).unwrap();
+        let target = aligner.target(&gaussian(50, 2, 1)).unwrap();
+        assert!(message(aligner.align(&target, &target)).contains("as a target only"));
+        let other = Aligner::new(rows(60), options()).unwrap().operand(&gaussian(60, 2, 1)).unwrap();
+        assert!(message(aligner.align(&other, &target)).contains("other rows"));
+    }
+
+    #[test]
+    fn the_bits_do_not_depend_on_threads() {
+        let (a, b) = (gaussian(700, 20, 1), gaussian(700, 20, 2));
+        let with = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| scores(&a, &b, all(3)))
+        };
+        assert_eq!(with(1), with(3));
+    }
 }

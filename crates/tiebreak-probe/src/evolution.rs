@@ -53,6 +53,18 @@ pub fn learned_part(table: &Table, initial: &Table) -> Result<Table, Error> {
     Table::new(table.rows(), table.columns(), values)
 }
 
+/// Which rows have another direction than in `initial`, by more than rounding over a long training: rows that got nothing but
+/// weight decay have not, and their learned part is noise.
+///
+/// # Errors
+/// [`Error::Input`] if the tables differ in shape.
+pub fn turned(table: &Table, initial: &Table) -> Result<Vec<bool>, Error> {
+    const ROUNDING: f64 = 1e-4;
+    let learned = learned_part(table, initial)?;
+    let length = |t: &Table, i: usize| dot(t.row(i), t.row(i)).sqrt();
+    Ok((0..table.rows()).map(|i| length(&learned, i) > ROUNDING * length(table, i)).collect())
+}
+
 pub(crate) fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let lengths = (dot(a, a) * dot(b, b)).sqrt();
     if lengths > 0.0 { dot(a, b) / lengths } else { 0.0 }
@@ -103,5 +115,8 @@ mod tests {
         // A row that was only shrunk has learned nothing.
         let shrunk = Table::new(50, 8, initial.values().iter().map(|x| x * 0.5).collect()).unwrap();
         assert!(learned_part(&shrunk, &initial).unwrap().values().iter().all(|x| x.abs() < 1e-6));
+        assert!(
+            !turned(&shrunk, &initial).unwrap().contains(&true) && !turned(&now, &initial).unwrap().contains(&false)
+        );
     }
 }

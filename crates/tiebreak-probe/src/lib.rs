@@ -7,6 +7,8 @@ mod algebra;
 mod alignment;
 mod evolution;
 mod geometry;
+#[cfg(test)]
+mod golden;
 mod model;
 mod neighbours;
 mod norm_frequency;
@@ -17,7 +19,7 @@ mod statistics;
 mod table;
 
 pub use alignment::{Aligner, Alignment, Metric, Options, Score, Tercile, align};
-pub use evolution::{Drift, cosines, learned_part};
+pub use evolution::{Drift, cosines, learned_part, turned};
 pub use geometry::{Geometry, geometry};
 pub use model::ProbedModel;
 pub use neighbours::{Neighbours, knn};

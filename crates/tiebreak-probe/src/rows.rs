@@ -43,6 +43,19 @@ impl Rows {
         Ok(rows)
     }
 
+    /// Those of these ids that `keep` says yes to.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if it never does.
+    pub fn filter(&self, keep: impl Fn(u32) -> bool) -> Result<Self, Error> {
+        let (ids, counts): (Vec<u32>, Vec<u64>) =
+            self.ids.iter().zip(&self.counts).filter(|(id, _)| keep(**id)).map(|(id, count)| (*id, *count)).unzip();
+        if ids.is_empty() {
+            return Err(Error::Input(format!("none of the {} rows is left", self.len())));
+        }
+        Ok(Self { ids, counts, vocabulary: self.vocabulary })
+    }
+
     /// Number of ids.
     #[allow(clippy::len_without_is_empty)] // never empty
     pub fn len(&self) -> usize {
@@ -76,5 +89,8 @@ mod tests {
         assert_eq!(Rows::all(&[3, 0]).unwrap().ids(), [0, 1]);
         assert!(Rows::seen(&[0, 0]).unwrap_err().to_string().contains("none of the 2 ids"));
         assert!(Rows::all(&[]).is_err());
+        let two = rows.filter(|id| id > 0).unwrap();
+        assert_eq!((two.ids(), two.counts(), two.vocabulary()), (&[2, 3][..], &[9, 1][..], 4));
+        assert!(rows.filter(|_| false).is_err());
     }
 }

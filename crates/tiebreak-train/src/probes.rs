@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use tiebreak_data::{Error, Prepared};
 use tiebreak_model::interface::HeadMode;
-use tiebreak_probe::{Aligner, Drift, Metric, Options, Rows, Table};
+use tiebreak_probe::{Aligner, Drift, Metric, Operand, Options, Rows, Table};
 
 use crate::config::RunConfig;
 use crate::folder::RunFolder;
+use crate::kept::{KeptTables, Side, keep_tables, tables_of};
 use crate::reference::Reference;
-use crate::tables::KeptTables;
 use crate::track::{Tag, Trackers};
 
 /// The probes of one run.
@@ -29,6 +29,9 @@ struct Alignments {
     references: Vec<Reference>,
     histograms: bool,
 }
+
+/// Tables of one model at one step.
+type Tables = [(Side, Table)];
 
 /// Values of one alignment tag, one per reference; the mean is logged.
 type Values = BTreeMap<String, Vec<f64>>;
@@ -60,10 +63,9 @@ impl Probes {
         let options = Options { permutations: config.probe.permutations, per_token: histograms, ..Options::default() };
         let input = |e: Error| Error::Input(format!("probe.every = {every}: {e}; 0 switches probes off"));
         let aligner = Aligner::new(Rows::seen(&probes.counts).map_err(input)?, options).map_err(input)?;
-        for (_, table) in KeptTables::of(start)?.sides() {
-            aligner.target(table).map_err(input)?;
-        }
-        probes.alignments = Some(Alignments { aligner, references, histograms });
+        let alignments = Alignments { aligner, references, histograms };
+        alignments.ready(&tables_of(start)?).map_err(input)?;
+        probes.alignments = Some(alignments);
         Ok(probes)
     }
 
@@ -86,10 +88,11 @@ impl Probes {
     /// # Errors
     /// [`Error::Input`] naming the file.
     pub fn check(&self, folder: &RunFolder, step: u64) -> Result<(), Error> {
-        for kept in [Some(0), self.kept_before(step + 1)].into_iter().flatten() {
-            KeptTables::read(folder, kept).map_err(|e| {
+        let kept = KeptTables::open(&folder.0)?;
+        for step in [Some(0), self.kept_before(step + 1)].into_iter().flatten() {
+            kept.tables(step).map_err(|e| {
                 let checkpoints = folder.checkpoints();
-                Error::Input(format!("{e}, or remove {} to start again", checkpoints.display()))
+                Error::Input(format!("{e}; put it back, or remove {} to start again", checkpoints.display()))
             })?;
         }
         Ok(())
@@ -99,30 +102,31 @@ impl Probes {
     /// of each row with the same row of step 0 and of the table kept before (none before step 0). Rows that are zero have no
     /// direction and are left out.
     pub fn keep(&self, folder: &RunFolder, step: u64, interface: &dyn HeadMode) -> Result<Vec<(Tag, f64)>, Error> {
-        KeptTables::write(folder, step, interface)?;
-        let now = KeptTables::of(interface)?;
-        let mut tags = self.turned(&now, &KeptTables::read(folder, 0)?, "cos_to_init")?;
+        let failed = |e: Error| Error::Failed(e.to_string());
+        keep_tables(folder, step, interface)?;
+        let (now, kept) = (tables_of(interface)?, KeptTables::open(&folder.0).map_err(failed)?);
+        let mut tags = self.turned(&now, &kept.tables(0).map_err(failed)?, "cos_to_init")?;
         if let Some(before) = self.kept_before(step) {
-            tags.extend(self.turned(&now, &KeptTables::read(folder, before)?, "cos_to_prev")?);
+            tags.extend(self.turned(&now, &kept.tables(before).map_err(failed)?, "cos_to_prev")?);
         }
         Ok(tags)
     }
 
-    fn turned(&self, now: &KeptTables, before: &KeptTables, what: &str) -> Result<Vec<(Tag, f64)>, Error> {
-        let input = mean_cosine(&now.input, &before.input, &self.counts)?;
-        let output = match (&now.output, &before.output) {
-            (None, None) => input,
-            _ => mean_cosine(now.output(), before.output(), &self.counts)?,
-        };
-        let tag = |side: &str, value: Option<f64>| Some((format!("embedding/{side}_{what}").into(), value?));
-        Ok([tag("input", input), tag("output", output)].into_iter().flatten().collect())
+    fn turned(&self, now: &Tables, before: &Tables, what: &str) -> Result<Vec<(Tag, f64)>, Error> {
+        let mut tags = Vec::new();
+        for (side, name) in [(Side::Input, "input"), (Side::Output, "output")] {
+            let (now, before) = (of_side(now, side), of_side(before, side));
+            let cosine = mean_cosine(now, before, &self.counts)?;
+            tags.extend(cosine.map(|cosine| (format!("embedding/{name}_{what}").into(), cosine)));
+        }
+        Ok(tags)
     }
 
     /// Aligns the tables at `step` and logs the align/ tags, with histograms over tokens where they are asked for.
     pub fn align(&self, step: u64, interface: &dyn HeadMode, trackers: &mut Trackers) -> Result<(), Error> {
         let Some(alignments) = &self.alignments else { return Ok(()) };
         let (mut values, mut tokens) = (Values::new(), Values::new());
-        alignments.measure(step, &KeptTables::of(interface)?, &mut values, &mut tokens).map_err(|e| {
+        alignments.measure(step, &tables_of(interface)?, &mut values, &mut tokens).map_err(|e| {
             Error::Failed(format!(
                 "probe at step {step}: {e}; --resume with --set probe.every=0 goes on without probes"
             ))
@@ -137,35 +141,38 @@ impl Probes {
 }
 
 impl Alignments {
-    fn measure(&self, step: u64, own: &KeptTables, values: &mut Values, tokens: &mut Values) -> Result<(), Error> {
-        let own = own.sides();
-        if let [input, output] = own[..] {
+    fn measure(&self, step: u64, own: &Tables, values: &mut Values, tokens: &mut Values) -> Result<(), Error> {
+        let own = self.ready(own)?;
+        if let [input, output] = &own[..] {
             self.pair(input, output, values, tokens)?;
         }
         for reference in &self.references {
-            let tables = reference.tables(step)?;
-            let theirs = tables.sides();
-            match (theirs.len(), own.len()) {
-                // The same tables of two seeds: how alike they can be at all.
-                (2, 2) => theirs.iter().zip(&own).try_for_each(|(a, b)| self.pair(*a, *b, values, tokens))?,
-                // From the sides of an untied run to the one matrix of a tied one, whichever of them trains.
-                (_, 1) => theirs.iter().try_for_each(|a| self.pair(*a, own[0], values, tokens))?,
-                _ => own.iter().try_for_each(|a| self.pair(*a, theirs[0], values, tokens))?,
+            let theirs = self.ready(&reference.tables(step)?)?;
+            match (&theirs[..], &own[..]) {
+                // From the sides of an untied run to the one matrix of a tied one, whichever of the two trains.
+                (_, [tied]) => theirs.iter().try_for_each(|side| self.pair(side, tied, values, tokens))?,
+                ([tied], _) => own.iter().try_for_each(|side| self.pair(side, tied, values, tokens))?,
+                // The same table of two seeds: how alike they can be at all.
+                _ => theirs.iter().zip(&own).try_for_each(|(a, b)| self.pair(a, b, values, tokens))?,
             }
         }
         Ok(())
     }
 
+    fn ready(&self, tables: &Tables) -> Result<Vec<(Side, Operand)>, Error> {
+        tables.iter().map(|(side, table)| Ok((*side, self.aligner.operand(table)?))).collect()
+    }
+
     fn pair(
         &self,
-        (source, from): (&str, &Table),
-        (target, to): (&str, &Table),
+        (source, from): &(Side, Operand),
+        (target, to): &(Side, Operand),
         values: &mut Values,
         tokens: &mut Values,
     ) -> Result<(), Error> {
-        let found = self.aligner.align(&self.aligner.operand(from)?, &self.aligner.target(to)?)?;
+        let found = self.aligner.align(from, to)?;
         for (metric, score) in found.scores {
-            let tag = format!("align/{source}_to_{target}/{}", metric.name());
+            let tag = format!("align/{}_to_{}/{}", source.name(), target.name(), metric.name());
             let nulls = [("_null", score.null), ("_null_freq", score.null_freq)];
             let nulls = nulls.into_iter().filter_map(|(name, value)| Some((name, value?)));
             for (name, value) in [("", score.value)].into_iter().chain(nulls) {
@@ -181,12 +188,17 @@ impl Alignments {
     }
 }
 
+/// The table of a side; where both are one, that one.
+fn of_side(tables: &Tables, side: Side) -> &Table {
+    let found = tables.iter().find(|(s, _)| *s == side).or(tables.first());
+    &found.expect("a model has a table").1
+}
+
 /// The mean, over ids that occur and rows that are not zero, of cos(now\[id\], before\[id\]); `None` of no such row.
 fn mean_cosine(now: &Table, before: &Table, counts: &[u64]) -> Result<Option<f64>, Error> {
     let (now_norms, before_norms) = (now.norms(), before.norms());
-    let turned = now_norms.iter().zip(&before_norms).map(|(a, b)| *a > 0.0 && *b > 0.0);
-    let counts: Vec<u64> = counts.iter().zip(turned).map(|(count, turned)| if turned { *count } else { 0 }).collect();
-    match Rows::seen(&counts) {
+    let rows = Rows::seen(counts)?;
+    match rows.filter(|id| now_norms[id as usize] > 0.0 && before_norms[id as usize] > 0.0) {
         Ok(rows) => Drift::between(now, before, &rows).map(|drift| Some(drift.mean)),
         Err(_) => Ok(None),
     }
@@ -227,7 +239,7 @@ mod tests {
 
     #[test]
     fn one_matrix_turns_once_for_both_sides() {
-        let tied = |rows| KeptTables { input: table(rows), output: None };
+        let tied = |rows| [(Side::Tied, table(rows))];
         let (before, now) = (tied([[1.0, 0.0]; 4]), tied([[3.0, 4.0]; 4]));
         let tags = probes(0, &[], 1).turned(&now, &before, "cos_to_init").unwrap();
         let tags: Vec<(&str, f64)> = tags.iter().map(|(tag, x)| (tag.as_ref(), *x)).collect();
@@ -236,7 +248,7 @@ mod tests {
         };
         assert!((a - 0.6).abs() < 1e-7 && a == b);
         // Two matrices that once were one: each against what it came from.
-        let now = KeptTables { input: table([[3.0, 4.0]; 4]), output: Some(table([[0.0, 1.0]; 4])) };
+        let now = [(Side::Input, table([[3.0, 4.0]; 4])), (Side::Output, table([[0.0, 1.0]; 4]))];
         let tags = probes(0, &[], 1).turned(&now, &before, "cos_to_prev").unwrap();
         assert!((tags[0].1 - 0.6).abs() < 1e-7 && tags[1].1.abs() < 1e-7, "{tags:?}");
     }
@@ -256,7 +268,7 @@ mod tests {
         let aligner = Aligner::new(Rows::seen(&[1; 60]).unwrap(), options).unwrap();
         let alignments = Alignments { aligner, references: Vec::new(), histograms: true };
         let (mut values, mut tokens) = (Values::new(), Values::new());
-        let own = KeptTables { input, output: Some(output) };
+        let own = [(Side::Input, input), (Side::Output, output)];
         alignments.measure(1, &own, &mut values, &mut tokens).unwrap();
         let value = |tag: &str| values[&format!("align/input_to_output/{tag}")][0];
         for metric in ["procrustes", "linear", "linear_heldout", "cca"] {
