@@ -25,6 +25,6 @@ pub use model::ProbedModel;
 pub use neighbours::{Neighbours, knn};
 pub use norm_frequency::{FrequencyBin, NormFrequency, norm_frequency};
 pub use operand::Operand;
-pub use rows::{Rows, frequency_groups};
+pub use rows::Rows;
 pub use statistics::{Distribution, pearson, quantile, ranks, spearman};
 pub use table::Table;

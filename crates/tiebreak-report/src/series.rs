@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use tiebreak_sweep::each_scalar;
+use tiebreak_sweep::statistics::mean;
+use tiebreak_sweep::windows::{ROLLING_STEPS, Window, ratio, rolling_mean};
 use tiebreak_train::Error;
 use tiebreak_train::folder::RunFolder;
-
-/// Steps of a rolling mean.
-pub const WINDOW: usize = 20;
 
 /// Every scalar of a run: tag to (step, value) in the order of steps.
 #[derive(Clone, Debug, Default)]
@@ -37,54 +36,37 @@ impl Series {
         self.of(tag).iter().find(|(at, _)| *at == step).map(|(_, value)| *value)
     }
 
-    /// Rolling means over [`WINDOW`] steps, fewer at the beginning.
+    /// Rolling means of a tag.
     pub fn rolling(&self, tag: &str) -> Vec<(u64, f64)> {
-        let values = self.of(tag);
-        let mean = |i: usize| {
-            let window = &values[(i + 1).saturating_sub(WINDOW)..=i];
-            window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64
-        };
-        (0..values.len()).map(|i| (values[i].0, mean(i))).collect()
+        rolling_mean(self.of(tag), ROLLING_STEPS)
     }
 
     /// Ratio of the rolling means of two tags, step by step.
     pub fn rolling_ratio(&self, above: &str, below: &str) -> Vec<(u64, f64)> {
-        let below: BTreeMap<u64, f64> = self.rolling(below).into_iter().collect();
-        let ratio = |(step, value): (u64, f64)| Some((step, value / below.get(&step).filter(|x| **x > 0.0)?));
-        self.rolling(above).into_iter().filter_map(ratio).collect()
+        ratio(&self.rolling(above), &self.rolling(below))
     }
 }
 
-/// Mean of the values at steps `from` (exclusive) to `to`; `None` of nothing.
-pub fn mean_between(values: &[(u64, f64)], from: u64, to: u64, of: impl Fn(f64) -> f64) -> Option<f64> {
-    let inside: Vec<f64> = values.iter().filter(|(s, _)| *s > from && *s <= to).map(|(_, x)| of(*x)).collect();
-    tiebreak_sweep::statistics::mean(&inside)
+/// Mean over a part of a run of `steps` steps; `None` of nothing.
+pub fn mean_over(values: &[(u64, f64)], window: Window, steps: u64, of: impl Fn(f64) -> f64) -> Option<f64> {
+    let inside: Vec<f64> = window.of(values, steps).iter().map(|(_, x)| of(*x)).collect();
+    mean(&inside)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn series() -> Series {
+    #[test]
+    fn tags_steps_and_windows() {
         let values = |f: fn(u64) -> f64| (1..=100).map(|step| (step, f(step))).collect();
-        Series([("a".into(), values(|s| s as f64)), ("b".into(), values(|_| 2.0))].into())
-    }
-
-    #[test]
-    fn rolling_means_by_hand() {
-        let rolling = series().rolling("a");
-        // 1; the mean of 1..=10; of 31..=50.
-        assert_eq!((rolling[0].1, rolling[9].1, rolling[49].1), (1.0, 5.5, 40.5));
-        let ratio = series().rolling_ratio("a", "b");
-        assert_eq!((ratio.len(), ratio[49]), (100, (50, 20.25)));
-        assert!(series().rolling_ratio("a", "none").is_empty());
-    }
-
-    #[test]
-    fn windows_leave_their_first_step_out() {
-        assert_eq!(mean_between(&series().0["a"], 0, 10, |x| x), Some(5.5));
-        assert_eq!(mean_between(&series().0["a"], 90, 100, |x| x), Some(95.5));
-        assert_eq!(mean_between(&series().0["a"], 100, 200, |x| x), None);
-        assert_eq!((series().at("a", 7), series().at("a", 700)), (Some(7.0), None));
+        let series = Series([("a".into(), values(|s| s as f64)), ("b".into(), values(|_| 2.0))].into());
+        assert_eq!((series.at("a", 7), series.at("a", 700), series.of("c").len()), (Some(7.0), None, 0));
+        // The mean of 31..=50 over 2.
+        assert_eq!(series.rolling_ratio("a", "b")[49], (50, 20.25));
+        assert!(series.rolling_ratio("a", "none").is_empty());
+        assert_eq!(mean_over(series.of("a"), Window::First(0.1), 100, |x| x), Some(5.5));
+        assert_eq!(mean_over(series.of("a"), Window::Last(0.1), 100, |x| x), Some(95.5));
+        assert_eq!(mean_over(series.of("none"), Window::Last(0.1), 100, |x| x), None);
     }
 }

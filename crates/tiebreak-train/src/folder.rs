@@ -64,14 +64,19 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
+    /// Tables kept for good: see [`crate::KeptTables`].
+    pub fn tables(&self) -> PathBuf {
+        self.0.join("tables")
+    }
+
     /// E and U at `step`.
     pub fn table(&self, step: u64) -> PathBuf {
-        self.0.join("tables").join(format!("step-{step}.safetensors"))
+        self.tables().join(format!("step-{step}.safetensors"))
     }
 
     /// Steps whose tables were kept, ascending.
     pub fn table_steps(&self) -> Result<Vec<u64>, Error> {
-        let folder = self.0.join("tables");
+        let folder = self.tables();
         let entries = match fs::read_dir(&folder) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(|e| Error::Failed(format!("{}: cannot be read: {e}", folder.display())))?,
@@ -109,7 +114,7 @@ impl RunFolder {
 
     /// Removes what a killed process left half written. The caller holds the lock.
     pub fn clean(&self) -> Result<(), Error> {
-        for folder in [self.0.clone(), self.0.join("tables"), self.checkpoints()] {
+        for folder in [self.0.clone(), self.tables(), self.checkpoints()] {
             let failed = |e: std::io::Error| Error::Failed(format!("{}: cannot be tidied: {e}", folder.display()));
             let entries = match fs::read_dir(&folder) {
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
