@@ -123,8 +123,9 @@ fn configuration() {
         ("[intervene]\nbalance_target = 1.0", &["unknown key balance_target", "[intervene]"]),
         ("[optim]\ntable_warmup_steps = 10", &["unknown key table_warmup_steps", "[optim]"]),
         ("[aux]\nreconstruction = 1.0", &["unknown section [aux]"]),
-        ("[probe]\nevery = 10", &["[probe]", "no probes"]),
-        ("[probe]\nreference = [\"other\"]", &["[probe]", "no probes"]),
+        ("[probe]\nevery = -1", &["probe.every", "-1"]),
+        ("[probe]\npermutations = 1000000", &["probe.permutations = 1000000", "expected 0 to 100000"]),
+        ("[probe]\nreference = [\"\"]", &["probe.reference", "empty name"]),
         ("[lens]\nafter_training = true", &["[lens]", "no lenses"]),
         ("[lens]\nrecipe = \"bogus\"", &["[lens]", "no lenses"]),
         // Names of data.

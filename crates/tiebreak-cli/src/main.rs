@@ -3,6 +3,8 @@
 mod generate;
 mod inspect;
 mod lens;
+mod probe;
+mod reproduce;
 mod show;
 mod terminal;
 
@@ -14,8 +16,10 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
+use tiebreak_train::probing::{self, Pairs, Probe, ProbeOptions};
 use tiebreak_train::track::LogWriter;
 use tiebreak_train::{Error, Outcome, TrainOptions};
 
@@ -91,6 +95,32 @@ enum Command {
     Lens(lens::LensCommand),
     /// Continue a text.
     Generate(generate::GenerateArgs),
+    /// What the kept tables of runs have in common, beside chance: alignment, neighbours, geometry, evolution, norms.
+    Probe {
+        /// Folders of runs with the same data.
+        #[arg(required = true, value_name = "RUN")]
+        runs: Vec<PathBuf>,
+        /// Some of alignment, learned, knn, geometry, evolution, norm_frequency [default: all].
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
+        /// Which tables are compared.
+        #[arg(long, default_value = "default")]
+        pairs: PairsArg,
+        /// Step of the tables [default: the last kept one of each run].
+        #[arg(long)]
+        step: Option<u64>,
+        /// Which rows: ids that occur in the training split, or all.
+        #[arg(long, default_value = "seen")]
+        rows: RowsArg,
+        /// Random pairings behind each null.
+        #[arg(long, default_value_t = 20)]
+        permutations: usize,
+        /// Seed of the random pairings and folds.
+        #[arg(long, default_value_t = 0)]
+        probe_seed: u64,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Check or show a run's or sweep's configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -103,6 +133,8 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// The paper's experiments: their runs, figures and a verdict per claim.
+    Reproduce(reproduce::Reproduce),
     /// What this build can compute on.
     Devices,
 }
@@ -174,6 +206,20 @@ struct Json {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
+enum PairsArg {
+    /// Input to output of a model, either to the shared table of another, and the same table of two seeds.
+    Default,
+    /// Every table to every other.
+    All,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RowsArg {
+    Seen,
+    All,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum Launcher {
     /// Child processes on this machine.
     Local,
@@ -225,9 +271,7 @@ fn run(command: Command) -> Result<End, Error> {
             if dry_run {
                 return print(&sweep.dry_run(&out.out, jobs)?).map(|()| End::Done);
             }
-            let program = std::env::current_exe()
-                .map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
-            return match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
+            return match sweep.run(&out.out, launch(jobs)?)? {
                 SweepOutcome::Complete(text) => print(&text).map(|()| End::Done),
                 SweepOutcome::Failures(text) => print(&text).map(|()| End::Failed),
                 SweepOutcome::Interrupted => Ok(End::Interrupted),
@@ -239,6 +283,21 @@ fn run(command: Command) -> Result<End, Error> {
         }
         Command::Lens(command) => lens::lens(&command)?,
         Command::Generate(args) => generate::generate(&args)?,
+        Command::Probe { runs, only, pairs, step, rows, permutations, probe_seed, json } => {
+            let probes = match &only[..] {
+                [] => Probe::ALL.to_vec(),
+                some => some.iter().map(|word| word.parse()).collect::<Result<_, Error>>()?,
+            };
+            let pairs = match pairs {
+                PairsArg::Default => Pairs::Default,
+                PairsArg::All => Pairs::All,
+            };
+            let all_ids = rows == RowsArg::All;
+            let options = ProbeOptions { probes, pairs, step, all_ids, permutations, seed: probe_seed };
+            let report = probing::probe(&runs, &options)?;
+            report.save(&options.probes)?;
+            print_either(json.json, &report, || probe::text(&report))?;
+        }
         Command::Config(ConfigCommand::Check { file, set }) => {
             show::check(&file, &set.sets)?;
             print(&format!("{}: valid", file.display()))?;
@@ -248,9 +307,22 @@ fn run(command: Command) -> Result<End, Error> {
             let report = inspect::inspect(&target, &set.sets)?;
             print_either(json.json, &report, || report.to_text())?;
         }
+        Command::Reproduce(command) => {
+            return match command.run(launch(None)?)? {
+                Ended::Complete(text) => print(&text).map(|()| End::Done),
+                Ended::Failures(text) => print(&text).map(|()| End::Failed),
+                Ended::Interrupted => Ok(End::Interrupted),
+            };
+        }
         Command::Devices => print(&inspect::devices())?,
     }
     Ok(End::Done)
+}
+
+fn launch(jobs: Option<usize>) -> Result<LaunchOptions, Error> {
+    let program =
+        std::env::current_exe().map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
+    Ok(LaunchOptions { jobs, stop: stop_on_signals()?, program })
 }
 
 fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {

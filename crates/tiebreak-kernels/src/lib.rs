@@ -12,6 +12,7 @@
 
 mod adamw;
 mod attention;
+mod attribute;
 mod cross_entropy;
 mod embedding;
 mod flex;
@@ -27,6 +28,7 @@ mod sums;
 
 pub use adamw::{AdamWStep, adamw};
 pub use attention::{Rotary, attention, rotate};
+pub use attribute::{Moved, attribute, update_square};
 pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients};
 pub use embedding::scatter_add;
 pub use inject::inject;

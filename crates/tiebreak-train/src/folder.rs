@@ -64,9 +64,33 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
+    /// Tables kept for good: see [`crate::KeptTables`].
+    pub fn tables(&self) -> PathBuf {
+        self.0.join("tables")
+    }
+
     /// E and U at `step`.
     pub fn table(&self, step: u64) -> PathBuf {
-        self.0.join("tables").join(format!("step-{step}.safetensors"))
+        self.tables().join(format!("step-{step}.safetensors"))
+    }
+
+    /// Steps whose tables were kept, ascending.
+    pub fn table_steps(&self) -> Result<Vec<u64>, Error> {
+        let folder = self.tables();
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(|e| Error::Failed(format!("{}: cannot be read: {e}", folder.display())))?,
+        };
+        let step = |name: String| name.strip_prefix("step-")?.strip_suffix(".safetensors")?.parse().ok();
+        let names = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+        let mut steps: Vec<u64> = names.filter_map(step).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// What a command measured at `step`.
+    pub fn probe(&self, what: &str, step: u64) -> PathBuf {
+        self.0.join("probes").join(format!("{what}-step-{step}.json"))
     }
 
     fn status_file(&self) -> PathBuf {
@@ -90,7 +114,7 @@ impl RunFolder {
 
     /// Removes what a killed process left half written. The caller holds the lock.
     pub fn clean(&self) -> Result<(), Error> {
-        for folder in [self.0.clone(), self.0.join("tables"), self.checkpoints()] {
+        for folder in [self.0.clone(), self.tables(), self.checkpoints()] {
             let failed = |e: std::io::Error| Error::Failed(format!("{}: cannot be tidied: {e}", folder.display()));
             let entries = match fs::read_dir(&folder) {
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,

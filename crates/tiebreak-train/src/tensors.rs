@@ -32,9 +32,7 @@ pub fn read(path: &Path, device: &Device) -> Result<BTreeMap<String, Tensor<2>>,
     let name = path.display();
     let bytes = std::fs::read(path).map_err(|e| Error::Failed(format!("{name}: cannot be read: {e}")))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|e| {
-        Error::Failed(format!(
-            "{name}: not a whole safetensors file ({e}); remove its folder to fall back on an earlier one"
-        ))
+        Error::Failed(format!("{name}: not a whole safetensors file ({e}); an earlier step of the run may be whole"))
     })?;
     file.iter()
         .map(|(key, view)| {
