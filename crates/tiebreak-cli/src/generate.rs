@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anstyle::Style;
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tiebreak_data::{Shard, TextStream, Tokenizer};
+use tiebreak_data::{TextStream, Tokenizer, frequencies};
 use tiebreak_model::generation::{Continuation, Decoder, Finish, Policy, Sampler, window_start};
 use tiebreak_model::rng::Stream;
 use tiebreak_train::{Error, TrainedModel};
@@ -103,13 +103,14 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Error> {
     let data = &model.data;
     let mut decoder = model.decoder();
     let context = decoder.context();
+    let counts = frequencies(&data.train);
     let prompts = texts.into_iter().enumerate().map(|(number, text)| {
         let place = args.prompts.as_ref().map_or("--prompt".into(), |f| format!("{}:{}", f.display(), number + 1));
-        Prompt::new(text, &data.tokenizer, &data.train, context).map_err(|e| e.at(place))
+        Prompt::new(text, &data.tokenizer, &counts, context).map_err(|e| e.at(place))
     });
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
 
-    let (mut tokens, mut time) = (0, Duration::ZERO);
+    let (mut tokens, mut time, mut ended, texts) = (0, Duration::ZERO, 0, prompts.len());
     for (number, prompt) in prompts.into_iter().enumerate() {
         for note in &prompt.notes {
             match &args.prompts {
@@ -125,6 +126,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Error> {
         let generated = run()?;
         time += started.elapsed();
         tokens += generated.ids.len();
+        ended += usize::from(generated.finish == Finish::EndOfText);
         if screen.live {
             screen.show("\n", Style::new())?;
         } else if args.prompts.is_some() {
@@ -138,7 +140,10 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Error> {
         }
     }
     let seconds = time.as_secs_f64();
-    tracing::info!("{tokens} tokens in {seconds:.2} s, {:.0} tokens per second", tokens as f64 / seconds.max(1e-9));
+    tracing::info!(
+        "{tokens} tokens in {seconds:.2} s, {:.0} tokens per second; the model ended {ended} of {texts} texts",
+        tokens as f64 / seconds.max(1e-9)
+    );
     Ok(())
 }
 
@@ -196,13 +201,13 @@ fn read_prompts(file: &Path) -> Result<Vec<String>, Error> {
 }
 
 impl Prompt {
-    fn new(text: String, tokenizer: &Tokenizer, train: &Shard, context: usize) -> Result<Self, Error> {
+    fn new(text: String, tokenizer: &Tokenizer, counts: &[u64], context: usize) -> Result<Self, Error> {
         let mut ids = tokenizer.try_encode(&text)?;
         let mut notes = Vec::new();
         if let Some(note) = unexpressed(&text, &ids, tokenizer) {
             notes.push(note);
         }
-        if let Some(note) = unseen(&ids, train) {
+        if let Some(note) = unseen(&ids, counts) {
             notes.push(note);
         }
         if ids.is_empty() {
@@ -228,9 +233,8 @@ pub fn unexpressed(text: &str, ids: &[u32], tokenizer: &Tokenizer) -> Option<Str
         .then(|| format!("the tokenizer cannot express all of the text: the model reads {:?}", harmless(&read)))
 }
 
-/// Says so if the model was never trained on some of the ids.
-pub fn unseen(ids: &[u32], train: &Shard) -> Option<String> {
-    let counts = tiebreak_data::frequencies(train);
+/// Says so if the model was never trained on some of the ids; `counts` are those of the training text.
+pub fn unseen(ids: &[u32], counts: &[u64]) -> Option<String> {
     let unseen = ids.iter().filter(|&&id| counts[id as usize] == 0).count();
     (unseen > 0).then(|| {
         format!(

@@ -1,7 +1,9 @@
 //! `tiebreak lens`.
 
+mod picture;
 mod screen;
 mod show;
+mod view;
 
 use clap::Subcommand;
 use tiebreak_train::Error;

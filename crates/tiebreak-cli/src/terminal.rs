@@ -40,6 +40,11 @@ impl ColourChoice {
     }
 }
 
+/// Whether stdout is a terminal that can be told a column.
+pub fn moves_cursor() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
+}
+
 /// Columns of the terminal behind stdout; elsewhere what COLUMNS says.
 pub fn width() -> usize {
     let of_terminal = console::Term::stdout().size_checked().map(|(_, columns)| columns as usize);
@@ -137,8 +142,30 @@ pub fn columns(text: &str) -> usize {
     text.width().max(one_by_one(text))
 }
 
+/// Whether terminals differ over the columns that `text` takes.
+pub fn is_disputed(text: &str) -> bool {
+    text.width() != one_by_one(text)
+}
+
 fn one_by_one(text: &str) -> usize {
     text.chars().map(|c| c.width().unwrap_or(0)).sum()
+}
+
+/// Lines of at most `width` columns, broken at blanks.
+pub fn wrap(text: &str, width: usize) -> String {
+    let mut wrapped = String::new();
+    let mut used = 0;
+    for word in text.split(' ') {
+        let w = columns(word);
+        if used > 0 {
+            let fits = used + 1 + w <= width;
+            wrapped.push(if fits { ' ' } else { '\n' });
+            used = if fits { used + 1 } else { 0 };
+        }
+        wrapped += word;
+        used += w;
+    }
+    wrapped
 }
 
 /// Where a text stands in its cell.
@@ -227,6 +254,13 @@ mod tests {
         assert_eq!(cell("한국", 3, Side::Left), "한…");
         assert_eq!(cell("한국", 2, Side::Right), " …");
         assert_eq!(cell("سلام", 6, Side::Left), "\u{2068}سلام\u{2069}  ");
+    }
+
+    #[test]
+    fn wrapped_lines_keep_their_words() {
+        assert_eq!(wrap("one two three", 7), "one two\nthree");
+        assert_eq!(wrap("incomprehensible a b", 3), "incomprehensible\na b");
+        assert_eq!(wrap("", 5), "");
     }
 
     #[test]

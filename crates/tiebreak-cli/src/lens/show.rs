@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use burn::tensor::{Int, Tensor, TensorData};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tiebreak_data::Tokenizer;
+use tiebreak_data::{Tokenizer, frequencies, write_atomic};
 use tiebreak_model::interface::ModeKind;
 use tiebreak_probe::ProbedModel;
 use tiebreak_probe::lens::{Reading, logit_lens, points};
 use tiebreak_train::{Error, TrainedModel};
 
-use super::screen::{Size, screen};
+use super::picture::picture;
+use super::screen::{Paper, screen};
+use super::view::View;
 use crate::generate::{unexpressed, unseen, utf8};
 use crate::terminal::{self, ColourChoice, NARROWEST, visible};
 
@@ -38,6 +40,12 @@ pub struct ShowArgs {
     /// Columns [default: the terminal's].
     #[arg(long, value_name = "N")]
     width: Option<usize>,
+    /// Also draw a figure into this SVG file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Also draw a figure into this PNG file.
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
     /// Colours on stdout.
     #[arg(long, default_value = "auto")]
     color: ColourChoice,
@@ -54,21 +62,6 @@ pub enum Kind {
     Logit,
     /// Translated.
     Tuned,
-}
-
-/// What cells hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum View {
-    /// The most probable next token and its probability.
-    Top,
-    /// Place of the final prediction among the layer's: 1 where they agree.
-    Rank,
-    /// KL(final || layer) in bits: what is lost by predicting with the layer instead of the whole model.
-    Kl,
-    /// Entropy of the layer's distribution in bits.
-    Entropy,
-    /// Probability of the token that is read: how much of it is still there.
-    Input,
 }
 
 /// What a layer says at a token.
@@ -131,6 +124,15 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
     if args.width.is_some_and(|width| width < NARROWEST) {
         return Err(Error::Input(format!("--width {}: expected at least {NARROWEST}", args.width.unwrap_or(0))));
     }
+    for file in args.svg.iter().chain(&args.png) {
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if parent.is_some_and(|parent| !parent.is_dir()) || file.is_dir() {
+            return Err(Error::Input(format!(
+                "{}: no such folder, or a folder itself; name a file to write",
+                file.display()
+            )));
+        }
+    }
     let models = args.runs.iter().map(|run| TrainedModel::load(run, args.step)).collect::<Result<Vec<_>, _>>()?;
     if let [a, b] = &models[..]
         && a.data.tokenizer.hash() != b.data.tokenizer.hash()
@@ -159,27 +161,49 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
             )));
         }
     }
-    for note in unexpressed(text, &ids, &data.tokenizer).into_iter().chain(unseen(&ids, &data.train)) {
+    for note in unexpressed(text, &ids, &data.tokenizer).into_iter().chain(unseen(&ids, &frequencies(&data.train))) {
         tracing::warn!("{note}");
     }
     let sheets = models.iter().map(|model| Sheet::read(model, &ids, args.kind)).collect::<Result<Vec<_>, _>>()?;
+    if args.svg.is_some() || args.png.is_some() {
+        let figure = picture(&sheets, args.view)?;
+        let files = [(&args.svg, figure.svg.as_bytes()), (&args.png, &figure.png)];
+        for (file, bytes) in files.iter().filter_map(|(file, bytes)| Some((file.as_ref()?, bytes))) {
+            write_atomic(file, bytes)?;
+            tracing::info!("wrote {}", file.display());
+        }
+    }
     match &sheets[..] {
         [sheet] if args.json => crate::print_either(true, sheet, String::new),
         _ if args.json => crate::print_either(true, &Sheets { runs: &sheets }, String::new),
         _ => {
-            let size = Size { width: args.width.unwrap_or_else(terminal::width), colours: args.color.on() };
-            crate::print(&screen(&sheets, args.view, size))
+            let width = args.width.unwrap_or_else(terminal::width);
+            let paper = Paper { width, colours: args.color.on(), cursor: terminal::moves_cursor() };
+            crate::print(&screen(&sheets, args.view, paper))
         }
     }
 }
 
 impl Sheet {
+    /// Run, head mode and step.
+    pub fn title(&self) -> String {
+        let mode = serde_json::to_value(self.head_mode).ok();
+        let mode = mode.as_ref().and_then(|mode| mode.as_str()).unwrap_or_default();
+        format!("{} ({mode}), step {}", self.run, self.step)
+    }
+
     fn read(model: &TrainedModel, ids: &[u32], kind: Kind) -> Result<Self, Error> {
         let wide: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
         let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(wide, [1, ids.len()]), &model.device());
         let readings = match kind {
             Kind::Logit => logit_lens(model, ids_bt),
-            Kind::Tuned => todo!(),
+            Kind::Tuned => {
+                return Err(Error::Input(format!(
+                    "{0}: no tuned lens was trained at step {1}: `tiebreak lens train {0} --step {1}` trains one",
+                    model.folder.0.display(),
+                    model.step
+                )));
+            }
         };
         let tokenizer = &model.data.tokenizer;
         let name = model.folder.0.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_owned()));

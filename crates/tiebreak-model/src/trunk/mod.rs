@@ -157,9 +157,14 @@ impl Trunk {
         Self { position: Position::init(&draw, context), blocks, norm_final: norm("norm_final".into()) }
     }
 
+    /// x0 `[b, t, d]` of positions `first..first + t` to what enters the first block.
+    fn enter(&self, x_btd: Tensor<3>, first: usize) -> Tensor<3> {
+        self.position.add_learned(x_btd, first)
+    }
+
     /// x0 `[b, t, d]` to the head's input h `[b, t, d]`, the final norm included.
     pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let x_btd = self.position.add_learned(x_btd, 0);
+        let x_btd = self.enter(x_btd, 0);
         let x_btd = self.blocks.iter().fold(x_btd, |x, block| block.forward(x, &self.position));
         self.norm_final.forward(x_btd)
     }
@@ -167,7 +172,7 @@ impl Trunk {
     /// The residual stream of x0 `[b, t, d]` at its L + 1 points, each `[b, t, d]`: what enters the first block, then what
     /// leaves each block, before the final norm.
     pub fn states(&self, x_btd: Tensor<3>) -> Vec<Tensor<3>> {
-        let mut states = vec![self.position.add_learned(x_btd, 0)];
+        let mut states = vec![self.enter(x_btd, 0)];
         for block in &self.blocks {
             states.push(block.forward(states[states.len() - 1].clone(), &self.position));
         }
@@ -186,7 +191,7 @@ impl Trunk {
     /// If the cache and the t positions together exceed the context.
     pub fn extend(&self, x_btd: Tensor<3>, cache: &mut Cache) -> Tensor<3> {
         let [_, t, _] = x_btd.dims();
-        let mut x_btd = self.position.add_learned(x_btd, cache.positions);
+        let mut x_btd = self.enter(x_btd, cache.positions);
         let rotary = self.position.rotary_at(cache.positions, t);
         for (block, cache) in self.blocks.iter().zip(&mut cache.blocks) {
             x_btd = block.extend(x_btd, rotary.as_ref(), cache);

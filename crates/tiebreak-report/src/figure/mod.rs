@@ -1,8 +1,10 @@
 //! Pictures, as SVG and as PNG, with a font that is compiled in, so that neither needs a font of the system.
 
+mod heat_map;
 mod panel;
 mod scale;
 
+pub use heat_map::{HeatMap, Key, MOST_CELLS, Tile, heat_maps};
 pub use panel::{Band, Line, Panel, Rule, Style, panels};
 pub use scale::Scale;
 

@@ -199,7 +199,8 @@ fn chart<B: DrawingBackend>(area: &Area<B>, panel: &Panel) -> Drawn<B> {
         let edge = |of: fn(&Band) -> f64| line.values.iter().filter_map(move |b| clamp(b, of(b)));
         if line.style == Style::Dots {
             for value in &line.values {
-                let bar: Vec<(f64, f64)> = [value.low, value.high].iter().filter_map(|end| clamp(value, *end)).collect();
+                let bar: Vec<(f64, f64)> =
+                    [value.low, value.high].iter().filter_map(|end| clamp(value, *end)).collect();
                 chart.draw_series([PathElement::new(bar, line.colour.stroke_width(UNIT * 2))])?;
             }
             let dots = edge(|b| b.mean).map(|at| Circle::new(at, px(4), line.colour.filled()));
