@@ -1,6 +1,6 @@
 //! Bad input of every kind: exit 2, one message with file, key, found and expected, nothing on stdout, nothing written.
 
-use crate::harness::{Place, Said, TINY, signal};
+use crate::harness::{Place, Said, TINY, binary, signal};
 
 /// What a refusal must be; `parts` must all be in the message.
 fn check(place: &Place, what: &str, args: &[&str], parts: &[&str], failures: &mut Vec<String>) {
@@ -123,8 +123,9 @@ fn configuration() {
         ("[intervene]\nbalance_target = 1.0", &["unknown key balance_target", "[intervene]"]),
         ("[optim]\ntable_warmup_steps = 10", &["unknown key table_warmup_steps", "[optim]"]),
         ("[aux]\nreconstruction = 1.0", &["unknown section [aux]"]),
-        ("[probe]\nevery = 10", &["[probe]", "no probes"]),
-        ("[probe]\nreference = [\"other\"]", &["[probe]", "no probes"]),
+        ("[probe]\nevery = -1", &["probe.every", "-1"]),
+        ("[probe]\npermutations = 1000000", &["probe.permutations = 1000000", "expected 0 to 100000"]),
+        ("[probe]\nreference = [\"\"]", &["probe.reference", "empty name"]),
         ("[lens]\nafter_training = true", &["[lens]", "no lenses"]),
         ("[lens]\nrecipe = \"bogus\"", &["[lens]", "no lenses"]),
         // Names of data.
@@ -582,6 +583,81 @@ fn probed_tables() {
         "changed",
         &["probe", &tied_path],
         &[&tied_path, "no longer what the run was trained on"],
+        &mut failures,
+    );
+    report(failures);
+}
+
+/// `generate` and `lens show`: options, prompts and runs.
+#[test]
+fn looking_into_a_run() {
+    let (place, mut failures) = (Place::new(), Vec::new());
+    let run = place.train("out", &[]).expect(0).folder(&place).0.display().to_string();
+    place.write_run("bytes.toml", "[data]\ntokenizer = \"bytes\"");
+    let bytes =
+        place.tiebreak(&["train", "bytes.toml", "--out", "bytes"]).expect(0).folder(&place).0.display().to_string();
+    place.write("empty.jsonl", "");
+    place.write("broken.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
+    place.write("other.jsonl", "{\"prompt\": \"a\", \"seed\": 1}\n");
+    place.write("latin.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"caf\xe9\"}\n");
+    let generate: &[(&[&str], &[&str])] = &[
+        (&["--prompt", "a", "--temperature", "0"], &["--temperature 0", "above 0", "--greedy"]),
+        (&["--prompt", "a", "--temperature", "-1"], &["--temperature -1", "above 0"]),
+        (&["--prompt", "a", "--temperature", "nan"], &["--temperature NaN", "above 0"]),
+        (&["--prompt", "a", "--top-p", "0"], &["--top-p 0", "at most 1"]),
+        (&["--prompt", "a", "--top-p", "1.01"], &["--top-p 1.01", "at most 1"]),
+        (&["--prompt", "a", "--top-p", "-0.5"], &["--top-p -0.5", "at most 1"]),
+        (&["--prompt", "a", "--top-k", "0"], &["--top-k 0", "at least 1"]),
+        (&["--prompt", "a", "--top-k", "-3"], &["-3", "--top-k"]),
+        (&["--prompt", "a", "--greedy", "--temperature", "1"], &["--greedy", "--temperature"]),
+        (&["--prompt", "a", "--prompts", "x"], &["--prompt", "--prompts"]),
+        (&[], &["--prompt"]),
+        (&["--prompt", "a", "--step", "5"], &["no checkpoint of step 5", "56, 60"]),
+        (&["--prompts", "none.jsonl"], &["none.jsonl", "cannot be read"]),
+        (&["--prompts", "empty.jsonl"], &["empty.jsonl", "empty", "{\"prompt\": TEXT}"]),
+        (&["--prompts", "broken.jsonl"], &["broken.jsonl:2", "{\"prompt\": TEXT}"]),
+        (&["--prompts", "other.jsonl"], &["other.jsonl:1", "seed"]),
+        (&["--prompts", "latin.jsonl"], &["latin.jsonl:2", "no UTF-8"]),
+    ];
+    for (args, parts) in generate {
+        check(&place, "generate", &[&["generate", &run], *args].concat(), parts, &mut failures);
+    }
+    check(&place, "generate", &["generate", "out", "--prompt", "a"], &["out", "no run"], &mut failures);
+    let long = "rain ".repeat(100);
+    let show: &[(&[&str], &[&str])] = &[
+        (&["--text", "a", "--kind", "tuned"], &["no tuned lens", "step 60", "tiebreak lens train"]),
+        (&["--text", "a", "--step", "5"], &["no checkpoint of step 5", "56, 60"]),
+        (&["--text", ""], &["--text", "no tokens"]),
+        (&["--text", &long], &["--text", "reads at most 16", "shorten"]),
+        (&["--text", "a", "--width", "3"], &["--width 3", "at least 20"]),
+        (&["--text", "a", "--view", "kll"], &["kll", "--view"]),
+        (&["--text", "a", "--svg", "none/x.svg"], &["none/x.svg", "no such folder"]),
+        (&["--text", "a", "--png", "out"], &["out", "folder"]),
+        (&[&bytes, "--text", "a"], &["different tokenizers", "bpe:300", "bytes"]),
+        (&[&bytes, &run, "--text", "a"], &["unexpected argument"]),
+        (&[], &["--text"]),
+    ];
+    for (args, parts) in show {
+        check(&place, "lens show", &[&["lens", "show", &run], *args].concat(), parts, &mut failures);
+    }
+    #[cfg(unix)]
+    for (option, args) in
+        [("--prompt", &["generate", &run, "--prompt"][..]), ("--text", &["lens", "show", &run, "--text"])]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let said = Said::of(place.command(binary()).args(args).arg(std::ffi::OsStr::from_bytes(b"caf\xe9")));
+        if let Some(wrong) = problem(&said, &[option, "no UTF-8", "byte 3"]) {
+            failures.push(format!("{args:?}: {wrong}; stderr:\n{}", said.stderr));
+        }
+    }
+    // Other text trains another tokenizer, whose ids stand for something else.
+    place.write("text.jsonl", std::fs::read_to_string(place.path("text.jsonl")).unwrap().replace("river", "winter"));
+    check(&place, "tokenizer", &["generate", &run, "--prompt", "a"], &["another tokenizer", "bpe:300"], &mut failures);
+    check(
+        &place,
+        "tokenizer",
+        &["lens", "show", &run, "--text", "a"],
+        &["another tokenizer", "bpe:300"],
         &mut failures,
     );
     report(failures);

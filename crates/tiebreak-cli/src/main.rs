@@ -1,8 +1,12 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
+mod generate;
 mod inspect;
+mod lens;
 mod probe;
+mod reproduce;
 mod show;
+mod terminal;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
 use tiebreak_train::probing::{self, Pairs, Probe, ProbeOptions};
@@ -85,6 +90,11 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// Lenses: what every layer knows of the final prediction.
+    #[command(subcommand)]
+    Lens(lens::LensCommand),
+    /// Continue a text.
+    Generate(generate::GenerateArgs),
     /// What the kept tables of runs have in common, beside chance: alignment, neighbours, geometry, evolution, norms.
     Probe {
         /// Folders of runs with the same data.
@@ -123,6 +133,8 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// The paper's experiments: their runs, figures and a verdict per claim.
+    Reproduce(reproduce::Reproduce),
     /// What this build can compute on.
     Devices,
 }
@@ -259,9 +271,7 @@ fn run(command: Command) -> Result<End, Error> {
             if dry_run {
                 return print(&sweep.dry_run(&out.out, jobs)?).map(|()| End::Done);
             }
-            let program = std::env::current_exe()
-                .map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
-            return match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
+            return match sweep.run(&out.out, launch(jobs)?)? {
                 SweepOutcome::Complete(text) => print(&text).map(|()| End::Done),
                 SweepOutcome::Failures(text) => print(&text).map(|()| End::Failed),
                 SweepOutcome::Interrupted => Ok(End::Interrupted),
@@ -271,6 +281,8 @@ fn run(command: Command) -> Result<End, Error> {
             let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
             print_either(json.json, &comparison, || comparison.to_text())?;
         }
+        Command::Lens(command) => lens::lens(&command)?,
+        Command::Generate(args) => generate::generate(&args)?,
         Command::Probe { runs, only, pairs, step, rows, permutations, probe_seed, json } => {
             let probes = match &only[..] {
                 [] => Probe::ALL.to_vec(),
@@ -295,9 +307,22 @@ fn run(command: Command) -> Result<End, Error> {
             let report = inspect::inspect(&target, &set.sets)?;
             print_either(json.json, &report, || report.to_text())?;
         }
+        Command::Reproduce(command) => {
+            return match command.run(launch(None)?)? {
+                Ended::Complete(text) => print(&text).map(|()| End::Done),
+                Ended::Failures(text) => print(&text).map(|()| End::Failed),
+                Ended::Interrupted => Ok(End::Interrupted),
+            };
+        }
         Command::Devices => print(&inspect::devices())?,
     }
     Ok(End::Done)
+}
+
+fn launch(jobs: Option<usize>) -> Result<LaunchOptions, Error> {
+    let program =
+        std::env::current_exe().map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
+    Ok(LaunchOptions { jobs, stop: stop_on_signals()?, program })
 }
 
 fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {

@@ -227,6 +227,11 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// Whether a text is its tokens' bytes one after the other, which some tokenizer.json files do not promise.
+    pub(crate) fn joins_bytes(&self) -> bool {
+        !matches!(&self.kind, Kind::File(file) if !file.byte_level)
+    }
+
     /// The bytes that `id` stands for: none for end-of-text and for ids beyond the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         if id == self.end_of_text {

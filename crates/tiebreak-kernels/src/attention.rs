@@ -65,7 +65,12 @@ fn composed(qkv_bt3d: Tensor<3>, heads: usize, rotary: Option<&Rotary>) -> Tenso
     mixed_bhtw.swap_dims(1, 2).reshape([b, t, d])
 }
 
-fn rotate(x_bhtw: Tensor<4>, rotary: Option<&Rotary>) -> Tensor<4> {
+/// Queries or keys `[b, heads, t, width]`, the two halves of each head rotated against each other by the angles of the first
+/// t positions of `rotary`; as they are without it.
+///
+/// # Panics
+/// If the angles cover fewer than t positions.
+pub fn rotate(x_bhtw: Tensor<4>, rotary: Option<&Rotary>) -> Tensor<4> {
     let Some(Rotary { cos, sin }) = rotary else { return x_bhtw };
     let [_, _, t, width] = x_bhtw.dims();
     let half = width / 2;

@@ -12,10 +12,12 @@
 
 mod adamw;
 mod attention;
+mod attribute;
 mod cross_entropy;
 mod embedding;
 mod flex;
 mod inject;
+mod lens;
 mod linear;
 mod matrix;
 mod memory;
@@ -25,10 +27,12 @@ pub mod simd;
 mod sums;
 
 pub use adamw::{AdamWStep, adamw};
-pub use attention::{Rotary, attention};
+pub use attention::{Rotary, attention, rotate};
+pub use attribute::{Moved, attribute, update_square};
 pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients};
 pub use embedding::scatter_add;
 pub use inject::inject;
+pub use lens::{LensGradients, LogitHead, Reading, Source, lens_gradients, lens_kl, readings};
 pub use linear::{linear, linear_add};
 pub use memory::keep_memory;
 pub use mlp::{gelu, swiglu};

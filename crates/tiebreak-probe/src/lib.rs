@@ -9,6 +9,7 @@ mod evolution;
 mod geometry;
 #[cfg(test)]
 mod golden;
+pub mod lens;
 mod model;
 mod neighbours;
 mod norm_frequency;
@@ -25,6 +26,6 @@ pub use model::ProbedModel;
 pub use neighbours::{Neighbours, knn};
 pub use norm_frequency::{FrequencyBin, NormFrequency, norm_frequency};
 pub use operand::Operand;
-pub use rows::{Rows, frequency_groups};
+pub use rows::Rows;
 pub use statistics::{Distribution, pearson, quantile, ranks, spearman};
 pub use table::Table;

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use tiebreak_data::Stream;
+use tiebreak_data::{Stream, frequency_groups};
 
-use crate::{Rows, frequency_groups};
+use crate::Rows;
 
 /// Groups within which a null keeps the frequencies.
-const DECILES: usize = 10;
+const DECILES: u8 = 10;
 
 /// Rows put into a random order, so that folds are runs of rows, and random pairings of that order.
 pub(crate) struct Pairing {
@@ -26,12 +26,12 @@ impl Pairing {
     pub fn new(rows: &Rows, folds: usize, seed: u64) -> Self {
         let n = rows.len();
         let order = permutation(&mut Stream::new(seed, "probe folds"), n);
-        let placed = |groups: usize| -> Vec<u8> {
+        let placed = |groups: u8| -> Vec<u8> {
             let group = frequency_groups(rows.counts(), groups);
             order.iter().map(|i| group[*i as usize]).collect()
         };
         let decile = placed(DECILES);
-        let members = |g: usize| (0..n as u32).filter(|i| usize::from(decile[*i as usize]) == g).collect();
+        let members = |g: u8| (0..n as u32).filter(|i| decile[*i as usize] == g).collect();
         Self {
             folds: (0..folds).map(|f| f * n / folds..(f + 1) * n / folds).collect(),
             tercile: placed(3),

@@ -1,7 +1,5 @@
 //! Which tokens a probe looks at.
 
-use std::cmp::Reverse;
-
 use tiebreak_data::Error;
 
 /// Ids of a vocabulary, ascending, and how often the training split holds each.
@@ -80,24 +78,12 @@ impl Rows {
     }
 }
 
-/// Cuts tokens into `groups` groups of equally many (up to one) by frequency rank: group 0 has the most frequent, ties are in
-/// order of position. The deciles of a null within frequency groups, and terciles.
-pub fn frequency_groups(counts: &[u64], groups: usize) -> Vec<u8> {
-    let mut order: Vec<usize> = (0..counts.len()).collect();
-    order.sort_by_key(|&i| (Reverse(counts[i]), i));
-    let mut group = vec![0; counts.len()];
-    for (rank, i) in order.into_iter().enumerate() {
-        group[i] = (groups * rank / counts.len()) as u8;
-    }
-    group
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_groups_by_hand() {
+    fn rows_by_hand() {
         let rows = Rows::seen(&[3, 0, 9, 1]).unwrap();
         assert_eq!((rows.ids(), rows.counts(), rows.vocabulary()), (&[0, 2, 3][..], &[3, 9, 1][..], 4));
         assert_eq!(Rows::all(&[3, 0]).unwrap().ids(), [0, 1]);
@@ -106,7 +92,5 @@ mod tests {
         let two = rows.filter(|id| id > 0).unwrap();
         assert_eq!((two.ids(), two.counts(), two.vocabulary()), (&[2, 3][..], &[9, 1][..], 4));
         assert!(rows.filter(|_| false).is_err());
-        assert_eq!(frequency_groups(&[1, 5, 5, 9, 0, 2], 3), [2, 0, 1, 0, 2, 1]);
-        assert_eq!(frequency_groups(&[1, 1, 1, 1], 10), [0, 2, 5, 7]);
     }
 }

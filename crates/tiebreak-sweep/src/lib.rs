@@ -11,10 +11,15 @@ pub mod statistics;
 mod summary;
 mod sweep;
 mod table;
+mod tags;
+pub mod windows;
 
 pub use compare::{ArmSummary, CompareOptions, Comparison, Versus, compare};
 pub use expand::{Cell, expand};
-pub use grammar::{Arm, SweepConfig, TAGS};
+pub use grammar::{Arm, SweepConfig};
 pub use launch::{LaunchOptions, default_split};
+pub use plan::{Located, locate};
+pub use runs::{each_scalar, series};
 pub use summary::{CellRecord, SUMMARY_FILE, SWEEP_FILE, SweepRecord};
-pub use sweep::{Sweep, SweepOutcome};
+pub use sweep::{CellsOutcome, Sweep, SweepOutcome, train_cells};
+pub use tags::{TAGS, is_tag};

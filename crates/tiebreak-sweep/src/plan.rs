@@ -14,6 +14,7 @@ use crate::Cell;
 pub(crate) struct Planned<'a> {
     pub cell: &'a Cell,
     pub info: DataInfo,
+    pub identity: String,
     pub folder: RunFolder,
 }
 
@@ -48,6 +49,31 @@ pub(crate) fn plan<'a>(cells: &'a [Cell], sweep_folder: &Path) -> Result<Vec<Pla
     Ok(planned)
 }
 
+/// A cell's run.
+#[derive(Clone, Debug)]
+pub struct Located {
+    /// The run's identity: cells that agree in it are one run, whatever they are called.
+    pub identity: String,
+    /// Its folder.
+    pub folder: RunFolder,
+    /// Why the corpus is the fallback, where it is.
+    pub fallback_reason: Option<String>,
+}
+
+/// Prepares the data of `cells` and says where in `folder` their runs lie, in the order of the cells.
+///
+/// # Errors
+/// [`Error::Input`] for data that cannot be used, [`Error::Failed`] for data that cannot be had.
+pub fn locate(cells: &[Cell], folder: &Path) -> Result<Vec<Located>, Error> {
+    let planned = with_data(cells, folder, |config| Ok(Some(prepare(config)?.info)))?;
+    let located = planned.into_iter().flatten().map(|Planned { info, identity, folder, .. }| Located {
+        identity,
+        folder,
+        fallback_reason: info.fallback_reason,
+    });
+    Ok(located.collect())
+}
+
 /// As [`plan`], without fetching or writing: `None` where a cell's data is not cached.
 pub(crate) fn plan_if_cached<'a>(cells: &'a [Cell], sweep_folder: &Path) -> Result<Vec<Option<Planned<'a>>>, Error> {
     with_data(cells, sweep_folder, |config| Ok(prepared_if_cached(config)?.map(|prepared| prepared.info)))
@@ -72,8 +98,9 @@ fn with_data<'a>(
         };
         let kind = config.device.parse::<DeviceSpec>()?.kind()?;
         planned.push(info.map(|info| {
-            let name = run_folder_name(config, &identity(config, &info, kind));
-            Planned { cell, info, folder: RunFolder(sweep_folder.join(name)) }
+            let identity = identity(config, &info, kind);
+            let folder = RunFolder(sweep_folder.join(run_folder_name(config, &identity)));
+            Planned { cell, info, identity, folder }
         }));
     }
     Ok(planned)

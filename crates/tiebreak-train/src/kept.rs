@@ -1,10 +1,11 @@
-//! The tables that a run kept, read back.
+//! The tables that a run keeps for good, written and read back.
 
 use std::path::Path;
 
 use burn::tensor::Device;
 use serde::Deserialize;
-use tiebreak_data::{DataInfo, Error, frequencies, prepare};
+use tiebreak_data::{DataInfo, Error, frequencies, prepare, write_atomic};
+use tiebreak_model::interface::HeadMode;
 use tiebreak_probe::{Rows, Table};
 
 use crate::config::{self, RunConfig};
@@ -32,6 +33,28 @@ impl Side {
             Self::Tied => "tied",
         }
     }
+}
+
+/// A model's tables: one if E and U are one matrix, else input and output.
+pub fn tables_of(interface: &dyn HeadMode) -> Result<Vec<(Side, Table)>, Error> {
+    let pair = interface.pair();
+    let input = Table::from_tensor(&pair.input_vd)?;
+    if interface.one_matrix() {
+        return Ok(vec![(Side::Tied, input)]);
+    }
+    Ok(vec![(Side::Input, input), (Side::Output, Table::from_tensor(&pair.output_vd)?)])
+}
+
+/// Keeps a model's tables as those of `step`: E as "input", and U as "output" where it is another matrix.
+pub fn keep_tables(folder: &RunFolder, step: u64, interface: &dyn HeadMode) -> Result<(), Error> {
+    let pair = interface.pair();
+    let output = (!interface.one_matrix()).then_some(("output", &pair.output_vd));
+    let tables = std::iter::once(("input", &pair.input_vd)).chain(output);
+    let bytes = tensors::to_bytes(tables, ("step", step.to_string()))?;
+    let parent = folder.tables();
+    std::fs::create_dir_all(&parent)
+        .map_err(|e| Error::Failed(format!("{}: cannot be made: {e}", parent.display())))?;
+    write_atomic(&folder.table(step), &bytes)
 }
 
 /// A run whose kept tables can be read.

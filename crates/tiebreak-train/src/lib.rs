@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod config;
+mod decode;
 pub mod device;
 pub mod evaluate;
 pub mod folder;
@@ -10,15 +11,19 @@ pub mod intervene;
 mod kept;
 pub mod optim;
 mod probed;
+mod probes;
 pub mod probing;
 pub mod provenance;
+mod reference;
+pub mod residual;
 mod run;
 pub mod schedule;
 pub mod step;
 pub mod tensors;
 pub mod track;
 
-pub use kept::{KeptTables, Side};
+pub use decode::CachedDecoder;
+pub use kept::{KeptTables, Side, keep_tables, tables_of};
 pub use probed::TrainedModel;
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

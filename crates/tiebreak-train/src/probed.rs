@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use tiebreak_data::{Error, Prepared, prepare};
+use tiebreak_kernels::LogitHead;
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
@@ -56,6 +57,14 @@ impl TrainedModel {
             }
         };
         let data = prepare(&config.data)?;
+        if let Some(recorded) = folder.tokenizer_hash()?.filter(|recorded| recorded != data.tokenizer.hash()) {
+            return Err(Error::Input(format!(
+                "{name}: trained with another tokenizer than data.tokenizer = {:?} gives now ({recorded:.12}, now {:.12}): its \
+                 ids would stand for other text. Has the corpus or the tokenizer's file changed? Put it back, or train anew",
+                config.data.tokenizer,
+                data.tokenizer.hash()
+            )));
+        }
         let device = device::open(config.device.parse::<DeviceSpec>()?.kind()?)?;
         let vocabulary = data.tokenizer.vocabulary();
         let context = config.data.context_length;
@@ -96,7 +105,11 @@ impl ProbedModel for TrainedModel {
         self.model.trunk.final_norm(state_nd.reshape([1, n, d])).reshape([n, d])
     }
 
-    fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2> {
-        normed_nd.matmul(self.output_vd().transpose())
+    fn norm_parameters(&self) -> Vec<Tensor<2>> {
+        self.model.trunk.final_norm_parameters().into_iter().map(|p| p.value).collect()
+    }
+
+    fn head(&self) -> LogitHead {
+        LogitHead::new(self.output_vd())
     }
 }

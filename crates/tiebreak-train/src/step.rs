@@ -4,7 +4,7 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{cross_entropy_gradients, inject, scatter_add, squares};
+use tiebreak_kernels::{Moved, cross_entropy_gradients, inject, scatter_add, squares};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Role, Sides};
 
@@ -115,7 +115,8 @@ pub fn update(
     let factors = config.intervene.factors();
     let Gradients { loss, input_vd, output_vd, trunk, last } = gradients;
     let sides = model.interface.pullback(input_vd.clone(), output_vd.clone());
-    let provenance = with_provenance.then(|| {
+    let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
+    let mut provenance = with_provenance.then(|| {
         let shared = model.interface.parameters().into_iter().zip(&sides);
         let shared = shared.filter(|(p, _)| p.role == Role::Shared).map(|(_, s)| s.clone()).collect::<Vec<_>>();
         let shared = if model.interface.one_matrix() { Shared::Table } else { Shared::Parts(&shared) };
@@ -126,13 +127,15 @@ pub fn update(
     let before_clip = config.intervene.position == Place::BeforeClip;
     let (now, later) = if before_clip { (factors, Factors::NONE) } else { (Factors::NONE, factors) };
     let scaled: Vec<Sides> = sides.into_iter().map(|s| scale(s, now)).collect();
-    // After the clip the sides are still needed apart; before it, adding them first saves a pass.
-    let (tables, apart): (Vec<Tensor<2>>, Vec<Option<Sides>>) = scaled
+    // After the clip the sides are still needed apart; before it, adding them first saves a pass. The input's part of what
+    // is shared is needed in any case.
+    let (tables, apart): (Vec<Tensor<2>>, Vec<Sides>) = scaled
         .into_iter()
         .map(|s| match later == Factors::NONE {
-            true => (s.sum(), None),
-            false => (s.clone().sum(), Some(s)),
+            true => (Sides { input: s.input.clone(), output: None }, s),
+            false => (s.clone(), s),
         })
+        .map(|(kept, s)| (s.sum(), kept))
         .unzip();
     let squares = squares(tables.iter().chain(&trunk));
     let norm = squares.iter().sum::<f64>().sqrt();
@@ -146,16 +149,28 @@ pub fn update(
     nonfinite
         .extend(paths.zip(&squares).filter(|(_, s)| !s.is_finite()).map(|(path, _)| format!("gradient of {path}")));
     if nonfinite.is_empty() {
-        let tables = tables.into_iter().zip(apart).map(|(sum, apart)| match apart {
-            Some(sides) => scale(sides, later).sum(),
-            None => sum,
+        let tables = tables.into_iter().zip(apart).zip(roles).map(|((sum, apart), role)| {
+            let apart = scale(apart, later);
+            let input = apart.input.clone().filter(|_| role == Role::Shared);
+            (if later == Factors::NONE { sum } else { apart.sum() }, input)
         });
-        let mut gradients = tables.chain(trunk).collect::<Vec<_>>().into_iter();
+        let mut gradients = tables.chain(trunk.into_iter().map(|g| (g, None))).collect::<Vec<_>>().into_iter();
+        let mut moved = Moved::default();
         model.visit(&mut |parameter, role| {
-            let gradient = gradients.next().expect("one gradient per parameter");
-            let decay = config.optim.decay(parameter, role);
-            optimiser.update(parameter, gradient, clip_factor, lr * config.optim.lr_scale(role), decay, step);
+            let (gradient, input) = gradients.next().expect("one gradient per parameter");
+            let (lr, decay) = (lr * config.optim.lr_scale(role), config.optim.decay(parameter, role));
+            optimiser.update(parameter, gradient, clip_factor, lr, decay, step);
+            if let Some(input) = input {
+                // Needed at every step, for a moment remembers.
+                moved += optimiser.attribute(&parameter.path, &input, clip_factor, lr, step);
+            } else if with_provenance && matches!(role, Some(Role::Input | Role::Output)) {
+                let whole = optimiser.update_square(&parameter.path, lr, step);
+                moved += Moved { input: if role == Some(Role::Input) { whole } else { 0.0 }, whole };
+            }
         });
+        if let Some(provenance) = &mut provenance {
+            provenance.moved = Some(moved);
+        }
     }
     Update { norm, clip_factor, lr, provenance, nonfinite }
 }

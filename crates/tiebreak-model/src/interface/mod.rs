@@ -122,7 +122,8 @@ impl Sides {
     /// The whole gradient.
     pub fn sum(self) -> Tensor<2> {
         match (self.input, self.output) {
-            (Some(a), Some(b)) => a + b,
+            // Into the buffer of the output's, for the input's is often kept.
+            (Some(a), Some(b)) => b + a,
             (Some(a), None) | (None, Some(a)) => a,
             (None, None) => unreachable!("a parameter that neither side reaches has no place in a head mode"),
         }

@@ -164,9 +164,9 @@ section! {
 }
 
 section! {
-    /// `[probe]`: refused unless off, until a build has probes.
+    /// `[probe]`: tables aligned while training.
     ProbeConfig {
-        /// Steps between probes; 0: none.
+        /// Steps between probes, also at the last; 0: none.
         every: u64 = 0,
         /// Run folders of other seeds to align with.
         reference: Vec<String> = vec![],
@@ -285,8 +285,15 @@ impl RunConfig {
                 t.micro_batch_size, t.batch_size
             ));
         }
-        if self.probe != ProbeConfig::default() {
-            return fail("[probe]: this build has no probes; leave the section out or at its defaults".into());
+        let most = [
+            ("probe.every", self.probe.every, 1 << 40),
+            ("probe.permutations", self.probe.permutations as u64, 100_000),
+        ];
+        if let Some((key, value, most)) = most.into_iter().find(|(_, value, most)| value > most) {
+            return fail(format!("{key} = {value}: expected 0 to {most}"));
+        }
+        if self.probe.reference.iter().any(String::is_empty) {
+            return fail("probe.reference holds an empty name: expected run folders, as `train` prints them".into());
         }
         if self.lens != LensConfig::default() {
             return fail("[lens]: this build has no lenses; leave the section out or at its defaults".into());
