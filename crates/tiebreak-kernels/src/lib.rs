@@ -30,6 +30,7 @@ pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradi
 pub use embedding::scatter_add;
 pub use inject::inject;
 pub use linear::{linear, linear_add};
+pub use matrix::{Bf16Kernel, Precision};
 pub use memory::keep_memory;
 pub use mlp::{gelu, swiglu};
 pub use norm::{NormKind, norm};

@@ -1,7 +1,7 @@
 //! Causal multi-head self-attention.
 
 use burn::tensor::Tensor;
-use tiebreak_kernels::{attention, linear, linear_add};
+use tiebreak_kernels::{Precision, attention, linear, linear_add};
 
 use super::init::{Initialiser, Use};
 use super::position::Position;
@@ -15,6 +15,8 @@ pub struct Attention {
     qkv: Parameter,
     /// `[d, d]`.
     out: Parameter,
+    /// Of the products.
+    pub(super) precision: Precision,
 }
 
 impl Attention {
@@ -24,16 +26,16 @@ impl Attention {
         let path = |name: &str| format!("blocks.{layer}.attention.{name}.weight");
         let qkv = draw.matrix(path("qkv"), [d, 3 * d], Use::FromStream);
         let out = draw.matrix(path("out"), [d, d], Use::IntoStream { layer });
-        Self { heads: draw.config.n_heads, qkv, out }
+        Self { heads: draw.config.n_heads, qkv, out, precision: Precision::F32 }
     }
 
     /// residual + attention of x, each `[b, t, d]`.
     pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value);
-        let mixed_btd = attention(qkv_n3d.reshape([b, t, 3 * d]), self.heads, position.rotary());
+        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value, self.precision);
+        let mixed_btd = attention(qkv_n3d.reshape([b, t, 3 * d]), self.heads, position.rotary(), self.precision);
         let residual_nd = residual_btd.reshape([b * t, d]);
-        linear_add(residual_nd, mixed_btd.reshape([b * t, d]), &self.out.value).reshape([b, t, d])
+        linear_add(residual_nd, mixed_btd.reshape([b * t, d]), &self.out.value, self.precision).reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {
