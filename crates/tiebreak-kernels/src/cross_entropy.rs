@@ -3,11 +3,13 @@
 //! Logits of more than one chunk never exist at once. With dL/dlogits = (p - onehot) scale, dL/dh = dL/dlogits U and
 //! G_out = dL/dlogits^T h cost the two products that a tape would need as well.
 
+use std::sync::Arc;
+
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, activation};
 use rayon::prelude::*;
 
 use crate::flex::{Unfilled, from_values, indices, plain, shape, tensor, values};
-use crate::matrix::{Factor, Into, Matrix, MatrixMut, Precision, Side, Threads, product};
+use crate::matrix::{Factor, Into, Matrix, MatrixMut, Precision, Side, Threads, Tiles, product};
 use crate::simd::{exp_sum, largest, simd};
 
 /// Tokens per chunk. Fixed, because the split changes the rounding of G_out.
@@ -118,6 +120,16 @@ simd! {
     }
 }
 
+simd! {
+    /// Nats of one row, whose logits become their gradient up to the second number.
+    fn cross_entropy_row_unscaled(logits: &mut [f32], target: usize, scale: f32) -> (f32, f32) {
+        let (top, aimed) = (largest(logits), logits[target]);
+        let sum = exp_sum::<FMA>(logits, top);
+        logits[target] -= sum;
+        (((top as f64 - aimed as f64) + (sum as f64).ln()) as f32, scale / sum)
+    }
+}
+
 type Parts = (Tensor<1>, Option<Tensor<2>>, Option<Tensor<2>>);
 
 fn native(
@@ -150,10 +162,24 @@ fn native(
         product(MatrixMut::unfilled(slots, m, v), states.whole(), u_t.whole(), Into::Overwrite, Threads::All);
         // SAFETY: the product has written all m rows.
         let logits = unsafe { slots.assume_init_mut() };
-        let rows = logits.par_chunks_mut(v).zip(&targets[start..start + m]).zip(&mut nats[start..start + m]);
-        rows.with_min_len(ROWS).for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale));
+        let (targets, nats) = (&targets[start..start + m], &mut nats[start..start + m]);
+        let dlogits = match (precision, scale) {
+            // Rounded on the way, which saves writing and reading them once more.
+            (Precision::Bf16(kernel), Some(scale)) => {
+                let tiles = Tiles::of_rows(logits, v, nats, |i, row, nats| {
+                    let (found, factor) = cross_entropy_row_unscaled(row, targets[i], scale);
+                    *nats = found;
+                    factor
+                });
+                Factor::Rounded(kernel, Arc::new(tiles))
+            }
+            _ => {
+                let rows = logits.par_chunks_mut(v).zip(targets).zip(nats).with_min_len(ROWS);
+                rows.for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale));
+                Factor::Exact(Matrix::new(logits, m, v))
+            }
+        };
         if let Some(u) = &u {
-            let dlogits = factor(precision, Matrix::new(logits, m, v), Side::Left);
             let part = MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d);
             product(part, dlogits.whole(), u.whole(), Into::Overwrite, Threads::All);
             let into = if start == 0 { Into::Overwrite } else { Into::Add };

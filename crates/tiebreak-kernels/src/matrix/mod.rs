@@ -6,7 +6,7 @@ mod tiles;
 
 pub(crate) use factor::{Factor, FactorPart, product};
 pub use half::{Bf16Kernel, Precision};
-pub(crate) use tiles::{Side, Threads};
+pub(crate) use tiles::{Side, Threads, Tiles};
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;

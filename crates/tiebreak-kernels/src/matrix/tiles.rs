@@ -104,6 +104,37 @@ impl Tiles {
         Self::pack(Source::Matrix(values), side, values.rows, values.columns, threads)
     }
 
+    /// A left operand from rows of `depth` values. `f` gets a row's number, its values, which it may change, and its place in
+    /// `results`; it gives the factor by which the values are multiplied before they are rounded.
+    pub(crate) fn of_rows<R: Send>(
+        values: &mut [f32],
+        depth: usize,
+        results: &mut [R],
+        f: impl Fn(usize, &mut [f32], &mut R) -> f32 + Send + Sync,
+    ) -> Self {
+        let (rows, length) = (values.len() / depth, depth.div_ceil(DEPTH));
+        let panels = rows.div_ceil(2 * SPAN) * 2;
+        let mut lines = unfilled(panels * length * SPAN);
+        let (existing, padding) = lines.split_at_mut(rows.div_ceil(SPAN) * length * SPAN);
+        let rows_of = values.chunks_mut(SPAN * depth).zip(results.chunks_mut(SPAN));
+        let tasks = rows_of.zip(existing.chunks_exact_mut(length * SPAN)).enumerate().collect();
+        Threads::All.each(tasks, |(panel, ((values, results), lines))| {
+            let count = results.len();
+            for (r, (row, result)) in values.chunks_exact_mut(depth).zip(results).enumerate() {
+                let factor = f(panel * SPAN + r, row, result);
+                round_row(row, factor, &mut lines[r..]);
+            }
+            for line in lines.chunks_exact_mut(SPAN).flat_map(|tile| &mut tile[count..]) {
+                line.write(Line([0; SPAN]));
+            }
+        });
+        for line in padding {
+            line.write(Line([0; SPAN]));
+        }
+        // SAFETY: all lines of all tiles are written, those of rows that do not exist with zeros.
+        Self { lines: unsafe { filled(lines) }, side: Side::Left, span: rows, depth }
+    }
+
     /// The transpose of a left operand as a factor: its rows are what the product sums over.
     pub(crate) fn turned(&self, side: Side, threads: Threads) -> Self {
         assert_eq!(self.side, Side::Left);
@@ -141,9 +172,7 @@ impl Tiles {
 
     fn pack(source: Source, side: Side, span: usize, depth: usize, threads: Threads) -> Self {
         let (panels, length) = (span.div_ceil(2 * SPAN) * 2, depth.div_ceil(DEPTH));
-        let mut lines = Vec::<MaybeUninit<Line>>::with_capacity(panels * length * SPAN);
-        // SAFETY: uninitialised memory is a valid `MaybeUninit`, and the capacity suffices.
-        unsafe { lines.set_len(panels * length * SPAN) };
+        let mut lines = unfilled(panels * length * SPAN);
         let tasks: Vec<(usize, usize)> = (0..panels)
             .step_by(TASK[0])
             .flat_map(|panel| (0..length).step_by(TASK[1]).map(move |tile| (panel, tile)))
@@ -159,16 +188,59 @@ impl Tiles {
                         &mut *start.cast::<[MaybeUninit<Line>; SPAN]>()
                     };
                     let (free, steps) = (panel * SPAN, tile * DEPTH);
-                    let inside = [span.saturating_sub(free).min(SPAN), (depth - steps).min(DEPTH)];
-                    fill(source, side, [free, steps], inside, to);
+                    let (rows, existing) = (span.saturating_sub(free).min(SPAN), (depth - steps).min(DEPTH));
+                    fill(source, side, [free, steps], rows, existing, to);
                 }
             }
         });
-        let mut lines = std::mem::ManuallyDrop::new(lines);
-        // SAFETY: same allocation and layout; the tasks have written every tile.
-        let lines = unsafe { Vec::from_raw_parts(lines.as_mut_ptr().cast(), lines.len(), lines.capacity()) };
-        Self { lines, side, span, depth }
+        // SAFETY: the tasks have written every tile.
+        Self { lines: unsafe { filled(lines) }, side, span, depth }
     }
+}
+
+fn unfilled(len: usize) -> Vec<MaybeUninit<Line>> {
+    let mut lines = Vec::with_capacity(len);
+    // SAFETY: uninitialised memory is a valid `MaybeUninit`, and the capacity is `len`.
+    unsafe { lines.set_len(len) };
+    lines
+}
+
+/// # Safety
+/// Every line has been written.
+unsafe fn filled(lines: Vec<MaybeUninit<Line>>) -> Vec<Line> {
+    let mut lines = std::mem::ManuallyDrop::new(lines);
+    // SAFETY: same allocation and layout; the caller has written every element.
+    unsafe { Vec::from_raw_parts(lines.as_mut_ptr().cast(), lines.len(), lines.capacity()) }
+}
+
+/// Writes `row` times `factor` to every 16th of `lines`: one line of each tile of a panel.
+fn round_row(row: &[f32], factor: f32, lines: &mut [MaybeUninit<Line>]) {
+    let (blocks, rest) = row.as_chunks::<DEPTH>();
+    for (tile, block) in blocks.iter().enumerate() {
+        #[cfg(target_arch = "x86_64")]
+        if avx512::detected() {
+            // SAFETY: the processor can.
+            unsafe { avx512::scale(block, factor, &mut lines[tile * SPAN]) };
+            continue;
+        }
+        lines[tile * SPAN].write(round_line(block, factor));
+    }
+    if !rest.is_empty() {
+        let mut block = [0.0; DEPTH];
+        block[..rest.len()].copy_from_slice(rest);
+        // A factor that is no number must not reach what does not exist.
+        let mut line = round_line(&block, factor);
+        for (j, pair) in line.0.iter_mut().enumerate() {
+            let exists = |step: usize| if step < rest.len() { 0xffff } else { 0 };
+            *pair &= exists(2 * j) | exists(2 * j + 1) << 16;
+        }
+        lines[blocks.len() * SPAN].write(line);
+    }
+}
+
+fn round_line(block: &[f32; DEPTH], factor: f32) -> Line {
+    let value = |step: usize| round(block[step] * factor) as u32;
+    Line(std::array::from_fn(|j| value(2 * j) | value(2 * j + 1) << 16))
 }
 
 #[derive(Clone, Copy)]
@@ -185,10 +257,11 @@ impl SharedLines {
     }
 }
 
-/// Writes a tile that begins at (row, step) `start` and of which `inside` rows and steps exist.
-fn fill(source: Source, side: Side, start: [usize; 2], inside: [usize; 2], to: &mut [MaybeUninit<Line>; SPAN]) {
+/// Writes a tile that begins at (row, step) `start` and of which `rows` and `steps` exist.
+fn fill(source: Source, side: Side, start: [usize; 2], rows: usize, steps: usize, to: &mut [MaybeUninit<Line>; SPAN]) {
+    // Not as a pair: that is a load over two fresh stores, which waits for all stores before them.
     #[cfg(target_arch = "x86_64")]
-    if inside == [SPAN, DEPTH] && avx512::detected() {
+    if rows == SPAN && steps == DEPTH && avx512::detected() {
         match source {
             Source::Matrix(m) if m.column_stride == 1 => {
                 let at = &m.values[start[0] * m.row_stride + start[1]..];
@@ -214,7 +287,7 @@ fn fill(source: Source, side: Side, start: [usize; 2], inside: [usize; 2], to: &
         }
     }
     let value = |row: usize, step: usize| match source {
-        _ if row >= inside[0] || step >= inside[1] => 0,
+        _ if row >= rows || step >= steps => 0,
         Source::Matrix(m) => {
             round(m.values[(start[0] + row) * m.row_stride + (start[1] + step) * m.column_stride]) as u32
         }
@@ -303,6 +376,22 @@ mod avx512 {
             *line = bits(_mm512_cvtne2ps_pbh(high, low));
         }
         store(if side == Side::Left { lines } else { transpose(lines) }, to);
+    }
+
+    /// One line: 32 steps of a row, times a factor.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub(super) unsafe fn scale(block: &[f32; 2 * SPAN], factor: f32, to: &mut MaybeUninit<Line>) {
+        let factor = _mm512_set1_ps(factor);
+        // SAFETY: 32 readable values, and a line of 64 writable bytes, aligned to as many.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(block.as_ptr()), _mm512_loadu_ps(block.as_ptr().add(SPAN)));
+            let line = _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, factor), _mm512_mul_ps(low, factor));
+            _mm512_store_si512(to.as_mut_ptr().cast(), bits(line));
+        }
     }
 
     /// 32 steps of 16 rows, `stride` apart.
@@ -403,6 +492,32 @@ mod tests {
                             };
                             assert_eq!(value(&tiles, row, step), expected, "{rows} {steps} {side:?} {row} {step}");
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_made_and_scaled_on_the_way() {
+        for (rows, depth) in [(1, 1), (16, 32), (33, 70), (50, 64)] {
+            let mut values: Vec<f32> = (0..rows * depth).map(|i| (i as f32 * 0.731).sin()).collect();
+            let factor = |row: usize| if row == 7 { f32::NAN } else { 1.0 + row as f32 };
+            let expected: Vec<f32> = (0..rows * depth).map(|i| -values[i] * factor(i / depth)).collect();
+            let expected = Tiles::new(Matrix::new(&expected, rows, depth), Side::Left, Threads::One);
+            let mut numbers = vec![0; rows];
+            let found = Tiles::of_rows(&mut values, depth, &mut numbers, |row, values, number| {
+                values.iter_mut().for_each(|x| *x = -*x);
+                *number = row;
+                factor(row)
+            });
+            assert_eq!(numbers, (0..rows).collect::<Vec<_>>());
+            assert_eq!((found.span, found.depth, found.lines.len()), (rows, depth, expected.lines.len()));
+            for (found, expected) in found.lines.iter().zip(&expected.lines) {
+                for (found, expected) in found.0.iter().zip(expected.0) {
+                    let [found, expected] = [*found, expected].map(|p| [p << 16, p & 0xffff_0000].map(f32::from_bits));
+                    for (found, expected) in found.iter().zip(expected) {
+                        assert!(*found == expected || found.is_nan() && expected.is_nan(), "{found} {expected}");
                     }
                 }
             }
