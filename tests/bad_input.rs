@@ -71,7 +71,7 @@ fn configuration() {
         ("[model]\ninit = \"zeros\"", &["model.init", "zeros", "mitchell", "normal"]),
         ("[schedule]\nkind = \"step\"", &["schedule.kind", "step", "cosine", "linear", "constant"]),
         ("[intervene]\nposition = \"during\"", &["intervene.position", "during", "before_clip", "after_clip"]),
-        ("[train]\nprecision = \"bf16\"", &["train.precision", "bf16", "f32"]),
+        ("[train]\nprecision = \"fp8\"", &["train.precision", "fp8", "f32", "bf16"]),
         // Ranges.
         ("[optim]\nlr = nan", &["optim.lr = NaN", "expected a number from 0"]),
         ("[optim]\nlr = inf", &["optim.lr = inf", "expected a number from 0"]),

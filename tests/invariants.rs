@@ -1,6 +1,7 @@
 //! Numbers that must always hold, for every head mode.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
+use tiebreak_kernels::Precision;
 use tiebreak_model::interface::{HeadConfig, ModeKind, Role};
 use tiebreak_model::rng::Stream;
 use tiebreak_model::{Model, ModelConfig, Placement};
@@ -73,7 +74,7 @@ fn pullback_is_the_gradient(dtype: DType, tolerance: f64) {
         let batch = batch(3, "pullback");
         let (loss, expected) = autodiff_gradients(model(mode, dtype), &batch);
         let model = model(mode, dtype);
-        let found = gradients(&model, &[batch], 1.0);
+        let found = gradients(&model, &[batch], 1.0, Precision::F32);
         assert!((found.loss - loss).abs() <= tolerance * loss);
         let tables = model.interface.pullback(found.input_vd, found.output_vd).into_iter().map(|s| s.sum());
         for (gradient, (path, expected)) in tables.chain(found.trunk).zip(expected) {
@@ -96,7 +97,7 @@ fn pullback_is_the_autodiff_gradient_of_every_parameter_in_f32() {
 #[test]
 fn columns_of_the_output_gradient_sum_to_zero() {
     for mode in ModeKind::ALL {
-        let found = gradients(&model(mode, DType::F64), &[batch(3, "columns")], 1.0);
+        let found = gradients(&model(mode, DType::F64), &[batch(3, "columns")], 1.0, Precision::F32);
         let largest = host(&found.output_vd).into_iter().fold(0f64, |m, x| m.max(x.abs()));
         for sum in host(&found.output_vd.sum_dim(0)) {
             assert!(sum.abs() < 1e-13 * V as f64 * largest, "{mode:?}: {sum:e}");
@@ -112,7 +113,7 @@ fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
     let mut model = model(ModeKind::Tied, DType::F32);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     let before = bits(&model);
-    let found = gradients(&model, &[batch(3, "tied")], 1.0);
+    let found = gradients(&model, &[batch(3, "tied")], 1.0, Precision::F32);
     update(&mut model, &mut adam, found, &config, 1, false);
     assert_ne!(before[0].1, bits(&model)[0].1, "the table moved");
     let pair = model.interface.pair();
@@ -159,7 +160,7 @@ fn controlled(mode: ModeKind, input_scale: f64, output_scale: f64) -> Vec<(Strin
     let mut model = model(mode, DType::F32);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     for step in 1..=3 {
-        let found = gradients(&model, &[batch(3, &format!("control {step}"))], 1.0);
+        let found = gradients(&model, &[batch(3, &format!("control {step}"))], 1.0, Precision::F32);
         update(&mut model, &mut adam, found, &config, step, false);
     }
     bits(&model)
@@ -175,8 +176,8 @@ fn a_power_of_two_on_a_whole_gradient_changes_no_bit() {
 #[test]
 fn paper_output_scale_scales_the_trunk_and_both_sides() {
     let model = model(ModeKind::Tied, DType::F64);
-    let plain = gradients(&model, &[batch(3, "paper")], 1.0);
-    let scaled = gradients(&model, &[batch(3, "paper")], 0.5);
+    let plain = gradients(&model, &[batch(3, "paper")], 1.0, Precision::F32);
+    let scaled = gradients(&model, &[batch(3, "paper")], 0.5, Precision::F32);
     assert_eq!(plain.loss, scaled.loss);
     let all = |g: tiebreak_train::step::Gradients| [vec![g.input_vd, g.output_vd], g.trunk].concat();
     for (a, b) in all(plain).iter().zip(&all(scaled)) {
@@ -194,7 +195,8 @@ fn micro_batches_of_unequal_length_equal_one_batch() {
             context: T,
         };
         let model = model(mode, DType::F64);
-        let (parts, whole) = (gradients(&model, &[a, b], 1.0), gradients(&model, &[whole], 1.0));
+        let (parts, whole) =
+            (gradients(&model, &[a, b], 1.0, Precision::F32), gradients(&model, &[whole], 1.0, Precision::F32));
         assert!((parts.loss - whole.loss).abs() < 1e-12);
         assert!(relative(&host(&parts.input_vd), &host(&whole.input_vd)) < 1e-12);
         assert!(relative(&host(&parts.output_vd), &host(&whole.output_vd)) < 1e-12);
@@ -225,7 +227,7 @@ fn thread_count_changes_no_bit() {
             let mut adam = AdamW::new([0.9, 0.95], 1e-8);
             for step in 1..=3 {
                 let batch = MicroBatch { inputs: ids(3), targets: ids(7), context: 64 };
-                let found = gradients(&model, &[batch], 1.0);
+                let found = gradients(&model, &[batch], 1.0, Precision::F32);
                 update(&mut model, &mut adam, found, &run_config, step, true);
             }
             bits(&model)
@@ -248,8 +250,13 @@ fn chunks_of_the_head_equal_the_whole() {
     let (h_nd, u_vd) = (random(n), random(v));
     let targets: Vec<i32> = (0..n as i32).map(|i| i * i % v as i32).collect();
     let targets = |device: &Device| Tensor::<1, Int>::from_data(TensorData::new(targets.clone(), [n]), device);
-    let found =
-        tiebreak_kernels::cross_entropy_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), 1.0 / n as f64);
+    let found = tiebreak_kernels::cross_entropy_gradients(
+        h_nd.clone(),
+        &u_vd,
+        targets(&Device::flex()),
+        1.0 / n as f64,
+        Precision::F32,
+    );
     let nats = tiebreak_kernels::cross_entropy(h_nd.clone(), &u_vd, targets(&Device::flex()));
     assert_eq!(host(&nats), host(&found.nats_n));
 
@@ -305,7 +312,7 @@ fn changes(mode: ModeKind, change: impl Fn(&mut RunConfig)) -> std::collections:
     let mut model = model(mode, DType::F64);
     let before: Vec<Vec<f64>> = model.parameters().iter().map(|p| host(&p.value)).collect();
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
-    let found = gradients(&model, &[batch(3, "roles")], 1.0);
+    let found = gradients(&model, &[batch(3, "roles")], 1.0, Precision::F32);
     update(&mut model, &mut adam, found, &config, 1, false);
     let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
     let after = model.parameters().into_iter().zip(before);
@@ -343,8 +350,8 @@ fn decay_reaches_matrices_and_tables_only_if_asked() {
 fn the_papers_quantities_are_those_of_the_last_micro_batch_in_units_of_the_whole_step() {
     let (a, b) = (batch(1, "first"), batch(3, "last"));
     let model = model(ModeKind::Tied, DType::F64);
-    let alone = gradients(&model, std::slice::from_ref(&b), 1.0);
-    let both = gradients(&model, &[a, b], 1.0);
+    let alone = gradients(&model, std::slice::from_ref(&b), 1.0, Precision::F32);
+    let both = gradients(&model, &[a, b], 1.0, Precision::F32);
     // Alone, the last micro-batch is 3 T tokens; in the step it is 3 T of 4 T.
     assert!(relative(&host(&both.last.0), &host(&alone.last.0.mul_scalar(0.75))) < 1e-12);
     assert!(relative(&host(&both.last.1), &host(&alone.output_vd.mul_scalar(0.75))) < 1e-12);

@@ -3,11 +3,13 @@
 //! Logits of more than one chunk never exist at once. With dL/dlogits = (p - onehot) scale, dL/dh = dL/dlogits U and
 //! G_out = dL/dlogits^T h cost the two products that a tape would need as well.
 
+use std::sync::Arc;
+
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, activation};
 use rayon::prelude::*;
 
 use crate::flex::{Unfilled, from_values, indices, plain, shape, tensor, values};
-use crate::matrix::{Into, Matrix, MatrixMut, multiply_parallel};
+use crate::matrix::{Factor, Into, Matrix, MatrixMut, Precision, Side, Threads, Tiles, product};
 use crate::simd::{exp_sum, largest, simd};
 
 /// Tokens per chunk. Fixed, because the split changes the rounding of G_out.
@@ -32,7 +34,7 @@ pub struct HeadGradients {
 /// # Panics
 /// If a target is not below `v`.
 pub fn cross_entropy(state_nd: Tensor<2>, output_vd: &Tensor<2>, targets_n: Tensor<1, Int>) -> Tensor<1> {
-    if let Some((nats, _, _)) = native(&state_nd, output_vd, &targets_n, None) {
+    if let Some((nats, _, _)) = native(&state_nd, output_vd, &targets_n, None, Precision::F32) {
         return nats;
     }
     let chunks = chunks(&state_nd, &targets_n);
@@ -40,21 +42,24 @@ pub fn cross_entropy(state_nd: Tensor<2>, output_vd: &Tensor<2>, targets_n: Tens
     Tensor::cat(nats, 0).squeeze_dim(1)
 }
 
-/// The same, with the gradients of L = `scale` times the sum of nats.
+/// The same, with the gradients of L = `scale` times the sum of nats. With [`Precision::Bf16`] the operands of the three
+/// products are rounded; logits, softmax, sums and results are f32.
 ///
 /// # Panics
-/// If a target is not below `v`.
+/// If a target is not below `v`. With `Bf16`, if the tensors are not contiguous f32 on flex: there is no composition of it.
 pub fn cross_entropy_gradients(
     state_nd: Tensor<2>,
     output_vd: &Tensor<2>,
     targets_n: Tensor<1, Int>,
     scale: f64,
+    precision: Precision,
 ) -> HeadGradients {
     if let Some((nats_n, Some(state_nd), Some(output_vd))) =
-        native(&state_nd, output_vd, &targets_n, Some(scale as f32))
+        native(&state_nd, output_vd, &targets_n, Some(scale as f32), precision)
     {
         return HeadGradients { nats_n, state_nd, output_vd };
     }
+    precision.require_f32();
     let (mut nats, mut states) = (Vec::new(), Vec::new());
     let mut gradient_vd: Option<Tensor<2>> = None;
     for (state_md, targets_m1) in chunks(&state_nd, &targets_n) {
@@ -115,6 +120,16 @@ simd! {
     }
 }
 
+simd! {
+    /// Nats of one row, whose logits become their gradient up to the second number.
+    fn cross_entropy_row_unscaled(logits: &mut [f32], target: usize, scale: f32) -> (f32, f32) {
+        let (top, aimed) = (largest(logits), logits[target]);
+        let sum = exp_sum::<FMA>(logits, top);
+        logits[target] -= sum;
+        (((top as f64 - aimed as f64) + (sum as f64).ln()) as f32, scale / sum)
+    }
+}
+
 type Parts = (Tensor<1>, Option<Tensor<2>>, Option<Tensor<2>>);
 
 fn native(
@@ -122,6 +137,7 @@ fn native(
     output_vd: &Tensor<2>,
     targets_n: &Tensor<1, Int>,
     scale: Option<f32>,
+    precision: Precision,
 ) -> Option<Parts> {
     let (h, u) = (plain(state_nd)?, plain(output_vd)?);
     let ((n, d), v) = ((shape(&h)[0], shape(&h)[1]), shape(&u)[0]);
@@ -135,20 +151,41 @@ fn native(
     let mut dh = Unfilled::new(if gradients { n * d } else { 0 });
     let mut du = Unfilled::new(if gradients { v * d } else { 0 });
     let mut buffer = Unfilled::new(CHUNK.min(n) * v);
+    fn factor(precision: Precision, matrix: Matrix<'_>, side: Side) -> Factor<'_> {
+        Factor::new(precision, matrix, side, Threads::All)
+    }
+    let (u_t, u) = (factor(precision, u.t(), Side::Right), gradients.then(|| factor(precision, u, Side::Right)));
     for start in (0..n).step_by(CHUNK) {
         let m = CHUNK.min(n - start);
         let slots = &mut buffer.slots()[..m * v];
-        multiply_parallel(MatrixMut::unfilled(slots, m, v), h.rows(start, m), u.t(), Into::Overwrite);
+        let states = factor(precision, h.rows(start, m), Side::Left);
+        product(MatrixMut::unfilled(slots, m, v), states.whole(), u_t.whole(), Into::Overwrite, Threads::All);
         // SAFETY: the product has written all m rows.
         let logits = unsafe { slots.assume_init_mut() };
-        let rows = logits.par_chunks_mut(v).zip(&targets[start..start + m]).zip(&mut nats[start..start + m]);
-        rows.with_min_len(ROWS).for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale));
-        if gradients {
-            let dlogits = Matrix::new(logits, m, v);
+        let (targets, nats) = (&targets[start..start + m], &mut nats[start..start + m]);
+        let dlogits = match (precision, scale) {
+            // Rounded on the way, which saves writing and reading them once more.
+            (Precision::Bf16(kernel), Some(scale)) => {
+                let tiles = Tiles::of_rows(logits, v, nats, |i, row, nats| {
+                    let (found, factor) = cross_entropy_row_unscaled(row, targets[i], scale);
+                    *nats = found;
+                    factor
+                });
+                Factor::Rounded(kernel, Arc::new(tiles))
+            }
+            _ => {
+                let rows = logits.par_chunks_mut(v).zip(targets).zip(nats).with_min_len(ROWS);
+                rows.for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale));
+                Factor::Exact(Matrix::new(logits, m, v))
+            }
+        };
+        if let Some(u) = &u {
             let part = MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d);
-            multiply_parallel(part, dlogits, u, Into::Overwrite);
+            product(part, dlogits.whole(), u.whole(), Into::Overwrite, Threads::All);
             let into = if start == 0 { Into::Overwrite } else { Into::Add };
-            multiply_parallel(MatrixMut::unfilled(du.slots(), v, d), dlogits.t(), h.rows(start, m), into);
+            let [left, right] =
+                [(&dlogits, Side::Left), (&states, Side::Right)].map(|(f, s)| f.turned(s, Threads::All));
+            product(MatrixMut::unfilled(du.slots(), v, d), left.whole(), right.whole(), into, Threads::All);
         }
     }
     let nats = tensor(from_values(nats, [n]));
@@ -165,7 +202,7 @@ fn native(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{at_every_level, distance, host, matrix, normal};
+    use crate::testing::{at_every_level, available_kernels, distance, host, matrix, normal, rounded};
     use burn::tensor::{DType, Device, TensorData};
 
     fn targets(n: usize, v: usize) -> Tensor<1, Int> {
@@ -182,7 +219,7 @@ mod tests {
                 let (h, u) = (normal([n, d], 1.0), normal([v, d], 1.0));
                 let run = |dtype| {
                     let (h, u) = (matrix(&h, dtype), matrix(&u, dtype));
-                    let found = cross_entropy_gradients(h.clone(), &u, targets(n, v), 0.3);
+                    let found = cross_entropy_gradients(h.clone(), &u, targets(n, v), 0.3, Precision::F32);
                     assert_eq!(host(&cross_entropy(h, &u, targets(n, v))), host(&found.nats_n));
                     [host(&found.nats_n), host(&found.state_nd), host(&found.output_vd)]
                 };
@@ -195,15 +232,44 @@ mod tests {
     }
 
     #[test]
+    fn bf16_equals_f64_of_rounded_operands() {
+        for (n, v, d) in [(1, 1, 1), (7, 3, 80), (CHUNK, 129, 16), (2 * CHUNK + 77, 31, 6), (37, 1500, 64)] {
+            let (h, u) = (normal([n, d], 1.0), normal([v, d], 1.0));
+            let round = |(values, shape): &crate::testing::Values| {
+                matrix(&(values.iter().map(|x| rounded(*x)).collect(), *shape), DType::F64)
+            };
+            let scale = 0.3;
+            let (hr, ur) = (round(&h), round(&u));
+            let (nats, p) = nats_and_softmax(hr.clone(), &ur, &targets(n, v).unsqueeze_dim(1));
+            let minus_one = Tensor::<2>::full([n, 1], -1.0, (&p.device(), p.dtype()));
+            let dlogits = p.scatter(1, targets(n, v).unsqueeze_dim(1), minus_one, IndexingUpdateOp::Add);
+            let dlogits = round(&(host(&dlogits.mul_scalar(scale)), [n, v]));
+            let expected = [host(&nats), host(&dlogits.clone().matmul(ur)), host(&dlogits.transpose().matmul(hr))];
+            for kernel in available_kernels() {
+                let (h, u) = (matrix(&h, DType::F32), matrix(&u, DType::F32));
+                let found = cross_entropy_gradients(h, &u, targets(n, v), scale, Precision::Bf16(kernel));
+                let found = [host(&found.nats_n), host(&found.state_nd), host(&found.output_vd)];
+                // dL/dlogits in f32 may fall on the other side of a tie than in f64: one unit of bf16 in few elements.
+                for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let d = distance(found, expected);
+                    assert!(d < [2e-6, 3e-4, 3e-4][i], "{kernel:?} n {n} v {v}, result {i}: {d:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn extreme_logits_stay_finite_and_nan_passes() {
         at_every_level(|| {
-            let h = crate::testing::matrix_f32(&[1e4, -1e4, f32::NAN], [3, 1]);
-            let u = crate::testing::matrix_f32(&[1.0, -1.0, 0.0], [3, 1]);
-            let targets = Tensor::from_data([1, 1, 0], &Device::flex());
-            let found = cross_entropy_gradients(h, &u, targets, 1.0);
-            let (nats, dh) = (host(&found.nats_n), host(&found.state_nd));
-            assert!(nats[..2] == [2e4, 0.0] && nats[2].is_nan(), "{nats:?}");
-            assert!(dh[..2] == [2.0, 0.0] && dh[2].is_nan(), "{dh:?}");
+            for precision in available_kernels().map(Precision::Bf16).chain([Precision::F32]) {
+                let h = crate::testing::matrix_f32(&[9984.0, -9984.0, f32::NAN], [3, 1]);
+                let u = crate::testing::matrix_f32(&[1.0, -1.0, 0.0], [3, 1]);
+                let targets = Tensor::from_data([1, 1, 0], &Device::flex());
+                let found = cross_entropy_gradients(h, &u, targets, 1.0, precision);
+                let (nats, dh) = (host(&found.nats_n), host(&found.state_nd));
+                assert!(nats[..2] == [19968.0, 0.0] && nats[2].is_nan(), "{nats:?}");
+                assert!(dh[..2] == [2.0, 0.0] && dh[2].is_nan(), "{dh:?}");
+            }
         });
     }
 }

@@ -34,6 +34,7 @@ pub use embedding::scatter_add;
 pub use inject::inject;
 pub use lens::{LensGradients, LogitHead, Reading, Source, lens_gradients, lens_kl, readings};
 pub use linear::{linear, linear_add};
+pub use matrix::{Bf16Kernel, Precision};
 pub use memory::keep_memory;
 pub use mlp::{gelu, swiglu};
 pub use norm::{NormKind, norm};

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tiebreak_data::Lock;
 use tiebreak_train::Error;
-use tiebreak_train::device::DeviceSpec;
+use tiebreak_train::device::{self, DeviceSpec};
 use tiebreak_train::folder::{RunFolder, RunState};
 
 use crate::compare::compare_cells;
@@ -48,7 +48,8 @@ impl Sweep {
         let cells = expand(&config, path)?;
         for cell in &cells {
             let place = |e: Error| e.at(format_args!("{}: arm {:?}", path.display(), cell.name));
-            cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
+            let kind = cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
+            device::precision(cell.loaded.config.train.precision, kind).map_err(place)?;
             cell.loaded.config.data.check_sources().map_err(place)?;
         }
         Ok(Self { config, cells })

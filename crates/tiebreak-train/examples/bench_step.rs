@@ -10,6 +10,7 @@
 use std::time::Instant;
 
 use burn::tensor::Device;
+use tiebreak_kernels::{Bf16Kernel, Precision};
 use tiebreak_model::interface::{HeadConfig, ModeKind};
 use tiebreak_model::trunk::mlp::MlpKind;
 use tiebreak_model::trunk::norm::NormKind;
@@ -51,6 +52,12 @@ fn main() {
     }
     shape.resolve();
     let mode = if head == "tied" { ModeKind::Tied } else { ModeKind::Untied };
+    let precision = match option("precision").as_deref() {
+        None | Some("f32") => Precision::F32,
+        Some("bf16") => Precision::Bf16(Bf16Kernel::fastest().expect("--precision bf16: no kernel on this processor")),
+        Some("avx512-bf16") => Precision::Bf16(Bf16Kernel::Avx512),
+        Some(other) => panic!("--precision {other}: expected f32, bf16 or avx512-bf16"),
+    };
     let at = Placement::f32(&Device::flex());
     let mut model = Model::init(&shape, &HeadConfig { mode }, vocabulary, context, 0, &at);
     let mut config = RunConfig::default();
@@ -69,7 +76,7 @@ fn main() {
     for step in 1..=warmup + 2 * steps {
         let tokens = MicroBatch { inputs: ids(batch * context), targets: ids(batch * context), context };
         let (start, with_provenance) = (Instant::now(), step % 2 == 0);
-        let found = gradients(&model, &[tokens], 1.0);
+        let found = gradients(&model, &[tokens], 1.0, precision);
         let middle = start.elapsed();
         if step == 1 {
             first_loss = found.loss;
@@ -98,7 +105,7 @@ fn main() {
             "median_step_ms_with_provenance": with,
             "peak_rss_mb": peak.and_then(|kib| kib.parse::<f64>().ok()).map(|kib| kib / 1024.0),
             "first_loss": first_loss,
-            "path": format!("{:?}", tiebreak_kernels::simd::level()),
+            "products": precision.describe(),
             "threads": rayon::current_num_threads(),
             "head": head,
             "block": block,

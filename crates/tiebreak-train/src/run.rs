@@ -12,7 +12,7 @@ use tiebreak_data::{
     Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare, seen_deciles,
     window_count, write_atomic,
 };
-use tiebreak_kernels::squares;
+use tiebreak_kernels::{Precision, squares};
 use tiebreak_model::{Model, Placement};
 
 use crate::checkpoint;
@@ -64,6 +64,9 @@ struct Recorded {
 struct Start {
     from_step: u64,
     threads: usize,
+    /// Arithmetic of the step, [`Precision::describe`].
+    #[serde(default)]
+    products: String,
     command: Vec<String>,
 }
 
@@ -80,6 +83,7 @@ fn recorded(folder: &RunFolder) -> Recorded {
 /// Trains, or goes on training, one run.
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
     let kind = config.device.parse::<DeviceSpec>()?.kind()?;
+    let precision = device::precision(config.train.precision, kind)?;
     let out = options.out.display();
     if RunFolder::is_run(options.out) {
         return Err(Error::Input(format!(
@@ -132,7 +136,8 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     }
     (options.announce)(&folder.0);
     let (data, counts, probes) = (&data, &counts[..], &probes);
-    let run = Run { config, data, counts, probes, identity: &identity, folder: &folder, device, kind, threads };
+    let run =
+        Run { config, data, counts, probes, identity: &identity, folder: &folder, device, kind, precision, threads };
     let mut step = before.map_or(0, |s| s.step);
     let ended = pool.install(|| run.go(model, options, &mut step));
     let (state, reason) = match &ended {
@@ -198,6 +203,7 @@ struct Run<'a> {
     folder: &'a RunFolder,
     device: Device,
     kind: DeviceKind,
+    precision: Precision,
     threads: usize,
 }
 
@@ -243,7 +249,7 @@ impl Run<'_> {
                 .collect();
             let next = *step + 1;
             let due = |every: u64| every > 0 && (next.is_multiple_of(every) || next == 1 || next == steps);
-            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale);
+            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, self.precision);
             let loss = gradients.loss;
             let histograms =
                 due(config.log.histograms_every).then(|| (gradients.input_vd.clone(), gradients.output_vd.clone()));
@@ -402,7 +408,16 @@ impl Run<'_> {
 
     fn write_records(&self, step: u64) -> Result<(), Error> {
         let mut starts = recorded(self.folder).starts;
-        starts.push(Start { from_step: step, threads: self.threads, command: std::env::args().collect() });
+        let products = self.precision.describe();
+        tracing::info!(threads = self.threads, products, "training from step {step}");
+        if let Some(before) = starts.last().filter(|s| !s.products.is_empty() && s.products != products) {
+            tracing::warn!(
+                "the run began with other products ({}), so its bits may differ from here on",
+                before.products
+            );
+        }
+        let command = std::env::args().collect();
+        starts.push(Start { from_step: step, threads: self.threads, products: products.clone(), command });
         let text = toml::to_string(self.config).map_err(|e| Error::Failed(format!("config.toml: {e}")))?;
         write_atomic(&self.folder.config(), text.as_bytes())?;
         let env = json!({
@@ -411,6 +426,7 @@ impl Run<'_> {
             "identity": self.identity,
             "device": self.kind.name(),
             "threads": self.threads,
+            "products": products,
             "cpu": cpu_name(),
             "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH,

@@ -4,7 +4,7 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{Moved, cross_entropy_gradients, inject, scatter_add, squares};
+use tiebreak_kernels::{Moved, Precision, cross_entropy_gradients, inject, scatter_add, squares};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Role, Sides};
 
@@ -45,8 +45,8 @@ pub struct Gradients {
     pub last: (Tensor<2>, Tensor<2>),
 }
 
-/// Runs forward and backward over the micro-batches of one step.
-pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64) -> Gradients {
+/// Runs forward and backward over the micro-batches of one step; `precision` is that of the trunk's maps and the head.
+pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64, precision: Precision) -> Gradients {
     let tokens: usize = batches.iter().map(|b| b.inputs.len()).sum();
     let pair = model.interface.pair();
     let device = pair.input_vd.device();
@@ -61,11 +61,11 @@ pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64)
         let ids = |ids: &[i32]| Tensor::<1, Int>::from_data(TensorData::new(ids.to_vec(), [ids.len()]), &device);
         let ids_n = ids(&batch.inputs);
         let x0_btd = Tensor::from_inner(Model::lookup(&pair.input_vd, ids_n.clone().reshape([b, t]))).require_grad();
-        let tracked = model.trunk.tracked();
+        let tracked = model.trunk.tracked(precision);
         let h_btd = tracked.forward(x0_btd.clone());
         let state_nd = h_btd.clone().inner().reshape([b * t, d]);
         let scale = paper_output_scale / tokens as f64;
-        let head = cross_entropy_gradients(state_nd, &pair.output_vd, ids(&batch.targets), scale);
+        let head = cross_entropy_gradients(state_nd, &pair.output_vd, ids(&batch.targets), scale, precision);
         nats += host(&head.nats_n).iter().sum::<f64>();
         let mut tape = inject(h_btd, head.state_nd.reshape([b, t, d])).backward();
         let x0_nd = x0_btd.grad_remove(&mut tape).expect("x0 is a leaf").reshape([b * t, d]);

@@ -1,7 +1,7 @@
 //! Causal multi-head self-attention.
 
 use burn::tensor::{Bool, Tensor, activation};
-use tiebreak_kernels::{Rotary, attention, linear, linear_add, rotate};
+use tiebreak_kernels::{Precision, Rotary, attention, linear, linear_add, rotate};
 
 use super::init::{Initialiser, Use};
 use super::position::Position;
@@ -15,6 +15,8 @@ pub struct Attention {
     qkv: Parameter,
     /// `[d, d]`.
     out: Parameter,
+    /// Of the products.
+    pub(super) precision: Precision,
 }
 
 /// What one block's attention keeps of the positions it has seen, `[1, heads, t, head width]` each.
@@ -36,16 +38,16 @@ impl Attention {
         let path = |name: &str| format!("blocks.{layer}.attention.{name}.weight");
         let qkv = draw.matrix(path("qkv"), [d, 3 * d], Use::FromStream);
         let out = draw.matrix(path("out"), [d, d], Use::IntoStream { layer });
-        Self { heads: draw.config.n_heads, qkv, out }
+        Self { heads: draw.config.n_heads, qkv, out, precision: Precision::F32 }
     }
 
     /// residual + attention of x, each `[b, t, d]`.
     pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value);
-        let mixed_btd = attention(qkv_n3d.reshape([b, t, 3 * d]), self.heads, position.rotary());
+        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value, self.precision);
+        let mixed_btd = attention(qkv_n3d.reshape([b, t, 3 * d]), self.heads, position.rotary(), self.precision);
         let residual_nd = residual_btd.reshape([b * t, d]);
-        linear_add(residual_nd, mixed_btd.reshape([b * t, d]), &self.out.value).reshape([b, t, d])
+        linear_add(residual_nd, mixed_btd.reshape([b * t, d]), &self.out.value, self.precision).reshape([b, t, d])
     }
 
     /// As [`forward`](Self::forward) for the next t positions of one sequence, `[1, t, d]`, with keys and values of the
@@ -60,7 +62,7 @@ impl Attention {
         let [b, t, d] = x_btd.dims();
         let width = d / self.heads;
         let first = cache.0.as_ref().map_or(0, |seen| seen.keys.dims()[2]);
-        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value);
+        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value, self.precision);
         let part = |i: usize| {
             qkv_n3d.clone().slice_dim(1, i * d..(i + 1) * d).reshape([b, t, self.heads, width]).swap_dims(1, 2)
         };
@@ -81,7 +83,7 @@ impl Attention {
         let mixed_bhtw = activation::softmax(scores_bhts, 3).matmul(seen.values.clone());
         cache.0 = Some(seen);
         let mixed_nd = mixed_bhtw.swap_dims(1, 2).reshape([b * t, d]);
-        linear_add(residual_btd.reshape([b * t, d]), mixed_nd, &self.out.value).reshape([b, t, d])
+        linear_add(residual_btd.reshape([b * t, d]), mixed_nd, &self.out.value, self.precision).reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

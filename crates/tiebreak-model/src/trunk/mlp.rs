@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
-use tiebreak_kernels::{gelu, linear, linear_add, swiglu};
+use tiebreak_kernels::{Precision, gelu, linear, linear_add, swiglu};
 
 use super::init::{Initialiser, Use};
 use crate::Parameter;
@@ -33,6 +33,8 @@ pub struct Mlp {
     kind: MlpKind,
     up: Parameter,
     down: Parameter,
+    /// Of the two maps.
+    pub(super) precision: Precision,
 }
 
 impl Mlp {
@@ -41,18 +43,19 @@ impl Mlp {
         let (d, ff, kind) = (draw.config.d_model, draw.config.d_ff, draw.config.mlp);
         let up = draw.matrix(format!("blocks.{layer}.mlp.up.weight"), [d, kind.up_width() * ff], Use::FromStream);
         let down = draw.matrix(format!("blocks.{layer}.mlp.down.weight"), [ff, d], Use::IntoStream { layer });
-        Self { kind, up, down }
+        Self { kind, up, down, precision: Precision::F32 }
     }
 
     /// residual + MLP of x, each `[b, t, d]`.
     pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let up = linear(x_btd.reshape([b * t, d]), &self.up.value);
+        let up = linear(x_btd.reshape([b * t, d]), &self.up.value, self.precision);
         let hidden_nf = match self.kind {
             MlpKind::Gelu => gelu(up),
             MlpKind::Swiglu => swiglu(up),
         };
-        linear_add(residual_btd.reshape([b * t, d]), hidden_nf, &self.down.value).reshape([b, t, d])
+        let residual_nd = residual_btd.reshape([b * t, d]);
+        linear_add(residual_nd, hidden_nf, &self.down.value, self.precision).reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

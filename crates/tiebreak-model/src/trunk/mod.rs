@@ -8,7 +8,7 @@ pub mod position;
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
-use tiebreak_kernels::Rotary;
+use tiebreak_kernels::{Precision, Rotary};
 
 use crate::{ConfigError, Parameter, Placement};
 use attention::{Attention, KeyValues};
@@ -236,9 +236,14 @@ impl Trunk {
         all
     }
 
-    /// A copy whose parameters are leaves of autodiff.
-    pub fn tracked(&self) -> Self {
+    /// A copy whose parameters are leaves of autodiff and whose maps multiply with this precision. Without a tape a trunk
+    /// computes in f32.
+    pub fn tracked(&self, precision: Precision) -> Self {
         let mut copy = self.clone();
+        for block in &mut copy.blocks {
+            block.attention.precision = precision;
+            block.mlp.precision = precision;
+        }
         copy.visit(&mut |p| p.value = Tensor::from_inner(p.value.clone()).require_grad());
         copy
     }

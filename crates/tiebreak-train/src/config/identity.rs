@@ -84,6 +84,7 @@ mod tests {
             of(|c| c.log.provenance_every = 2),
             of(|c| c.eval.tokens = 7),
             of(|c| c.intervene.input_scale = 5.0),
+            of(|c| c.train.precision = crate::config::Precision::Bf16),
         ] {
             assert_ne!(base, other);
         }

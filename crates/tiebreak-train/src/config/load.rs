@@ -253,7 +253,7 @@ mod tests {
             ("[model]\nn_heads = 3", ["model.n_heads = 3", "does not divide"]),
             ("[model]\nd_model = 12", ["even head width", "n_heads"]),
             ("[train]\nmicro_batch_size = 5", ["train.micro_batch_size = 5", "does not divide"]),
-            ("[train]\nprecision = \"bf16\"", ["train.precision", "bf16"]),
+            ("[train]\nprecision = \"fp8\"", ["train.precision", "fp8"]),
             ("[probe]\nevery = -5", ["probe.every", "-5"]),
             ("[probe]\npermutations = 200000", ["probe.permutations = 200000", "expected 0 to 100000"]),
             ("[probe]\nreference = [\"\"]", ["probe.reference", "empty name"]),

@@ -121,8 +121,12 @@ section! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// Single precision throughout.
+    /// Single precision throughout: the reference.
     F32,
+    /// The operands of the trunk's maps and of the head's products rounded to bf16; sums, weights, moments, norms,
+    /// attention, softmax and loss stay in single precision, and so do evaluation, probes and lenses. Refused where it would
+    /// not be faster.
+    Bf16,
 }
 
 section! {
