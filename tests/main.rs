@@ -9,3 +9,4 @@ mod probes;
 mod resume;
 mod sweep;
 mod tensorboard;
+mod while_training;
