@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tiebreak_data::write_atomic;
 use tiebreak_model::interface::ModeKind;
-use tiebreak_sweep::{Cell, CellsOutcome, LaunchOptions, locate, train_cells};
 use tiebreak_probe::{Drift, Table};
+use tiebreak_sweep::{Cell, CellsOutcome, LaunchOptions, locate, train_cells};
 use tiebreak_train::folder::RunFolder;
 use tiebreak_train::{Error, KeptTables};
 

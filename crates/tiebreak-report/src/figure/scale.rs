@@ -43,7 +43,8 @@ impl Scale {
         if !self.log {
             let rough = (self.high - self.low) / most.max(1) as f64;
             let power = 10f64.powf(rough.log10().floor());
-            let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough).unwrap_or(rough);
+            let step =
+                [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough).unwrap_or(rough);
             let first = (self.low / step).ceil() as i64;
             return (first..).map(|i| i as f64 * step).take_while(|x| *x <= self.high + 1e-9 * step).collect();
         }
@@ -98,7 +99,10 @@ mod tests {
     #[test]
     fn ticks_are_round_and_inside() {
         let linear = Scale::of([0.0, 0.93].into_iter(), false, 0.0);
-        assert_eq!(linear.ticks(5).iter().map(|x| linear.format_ext(x)).collect::<Vec<_>>(), ["0", "0.2", "0.4", "0.6", "0.8"]);
+        assert_eq!(
+            linear.ticks(5).iter().map(|x| linear.format_ext(x)).collect::<Vec<_>>(),
+            ["0", "0.2", "0.4", "0.6", "0.8"]
+        );
         let log = Scale::of([1.0, 600.0, -3.0].into_iter(), true, 0.0);
         assert_eq!(log.ticks(9), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
         assert_eq!(Scale::of([1e-8, 1.0].into_iter(), true, 0.0).ticks(5).len(), 5);
