@@ -6,6 +6,7 @@ mod harness;
 mod invariants;
 mod look;
 mod probes;
+mod reproduce;
 mod resume;
 mod sweep;
 mod tensorboard;
