@@ -29,10 +29,10 @@ pub use attention::{Rotary, attention};
 pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients};
 pub use embedding::scatter_add;
 pub use inject::inject;
-pub use linear::{linear, linear_add};
+pub use linear::{activation_linear_add, linear, linear_add, norm_linear};
 pub use matrix::{Bf16Kernel, Precision};
 pub use memory::keep_memory;
-pub use mlp::{gelu, swiglu};
+pub use mlp::Activation;
 pub use norm::{NormKind, norm};
 pub use sums::{RowProducts, row_products, same_buffer, squares};
 

@@ -1,9 +1,10 @@
 //! Causal multi-head self-attention.
 
 use burn::tensor::Tensor;
-use tiebreak_kernels::{Precision, attention, linear, linear_add};
+use tiebreak_kernels::{Precision, attention, linear_add};
 
 use super::init::{Initialiser, Use};
+use super::norm::Norm;
 use super::position::Position;
 use crate::Parameter;
 
@@ -29,13 +30,13 @@ impl Attention {
         Self { heads: draw.config.n_heads, qkv, out, precision: Precision::F32 }
     }
 
-    /// residual + attention of x, each `[b, t, d]`.
-    pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
+    /// x + attention of norm(x), each `[b, t, d]`.
+    pub fn forward(&self, x_btd: Tensor<3>, norm: &Norm, position: &Position) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value, self.precision);
+        let qkv_n3d = norm.linear(x_btd.clone(), &self.qkv, self.precision);
         let mixed_btd = attention(qkv_n3d.reshape([b, t, 3 * d]), self.heads, position.rotary(), self.precision);
-        let residual_nd = residual_btd.reshape([b * t, d]);
-        linear_add(residual_nd, mixed_btd.reshape([b * t, d]), &self.out.value, self.precision).reshape([b, t, d])
+        linear_add(x_btd.reshape([b * t, d]), mixed_btd.reshape([b * t, d]), &self.out.value, self.precision)
+            .reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

@@ -112,10 +112,8 @@ pub struct Block {
 
 impl Block {
     fn forward(&self, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
-        let normed_btd = self.norm_attention.forward(x_btd.clone());
-        let x_btd = self.attention.forward(x_btd, normed_btd, position);
-        let normed_btd = self.norm_mlp.forward(x_btd.clone());
-        self.mlp.forward(x_btd, normed_btd)
+        let x_btd = self.attention.forward(x_btd, &self.norm_attention, position);
+        self.mlp.forward(x_btd, &self.norm_mlp)
     }
 }
 
