@@ -5,6 +5,7 @@ mod golden;
 mod harness;
 mod invariants;
 mod look;
+mod precision;
 mod probes;
 mod reproduce;
 mod resume;

@@ -3,8 +3,6 @@
 //! Logits of more than one chunk never exist at once. With dL/dlogits = (p - onehot) scale, dL/dh = dL/dlogits U and
 //! G_out = dL/dlogits^T h cost the two products that a tape would need as well.
 
-use std::sync::Arc;
-
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, activation};
 use rayon::prelude::*;
 
@@ -166,12 +164,12 @@ fn native(
         let dlogits = match (precision, scale) {
             // Rounded on the way, which saves writing and reading them once more.
             (Precision::Bf16(kernel), Some(scale)) => {
-                let tiles = Tiles::of_rows(logits, v, nats, |i, row, nats| {
+                let tiles = Tiles::of_values(logits, v, nats, |i, row, nats| {
                     let (found, factor) = cross_entropy_row_unscaled(row, targets[i], scale);
                     *nats = found;
                     factor
                 });
-                Factor::Rounded(kernel, Arc::new(tiles))
+                Factor::rounded(kernel, tiles)
             }
             _ => {
                 let rows = logits.par_chunks_mut(v).zip(targets).zip(nats).with_min_len(ROWS);

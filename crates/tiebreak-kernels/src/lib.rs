@@ -33,10 +33,10 @@ pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradi
 pub use embedding::scatter_add;
 pub use inject::inject;
 pub use lens::{LensGradients, LogitHead, Reading, Source, lens_gradients, lens_kl, readings};
-pub use linear::{linear, linear_add};
+pub use linear::{activation_linear_add, linear, linear_add, norm_linear};
 pub use matrix::{Bf16Kernel, Precision};
 pub use memory::keep_memory;
-pub use mlp::{gelu, swiglu};
+pub use mlp::Activation;
 pub use norm::{NormKind, norm};
 pub use sums::{RowProducts, row_products, same_buffer, squares};
 

@@ -30,6 +30,18 @@ impl<'a> Factor<'a> {
         }
     }
 
+    pub(crate) fn rounded(kernel: Bf16Kernel, tiles: Tiles) -> Self {
+        Factor::Rounded(kernel, Arc::new(tiles))
+    }
+
+    /// Itself, if it holds its own values.
+    pub(crate) fn kept(self) -> Option<Factor<'static>> {
+        match self {
+            Factor::Exact(_) => None,
+            Factor::Rounded(kernel, tiles) => Some(Factor::Rounded(kernel, tiles)),
+        }
+    }
+
     /// The transpose of a left operand on the left, or that operand itself on the right.
     pub(crate) fn turned(&self, side: Side, threads: Threads) -> Self {
         match self {

@@ -106,33 +106,60 @@ impl Tiles {
 
     /// A left operand from rows of `depth` values. `f` gets a row's number, its values, which it may change, and its place in
     /// `results`; it gives the factor by which the values are multiplied before they are rounded.
-    pub(crate) fn of_rows<R: Send>(
+    pub(crate) fn of_values<R: Send>(
         values: &mut [f32],
         depth: usize,
         results: &mut [R],
         f: impl Fn(usize, &mut [f32], &mut R) -> f32 + Send + Sync,
     ) -> Self {
-        let (rows, length) = (values.len() / depth, depth.div_ceil(DEPTH));
-        let panels = rows.div_ceil(2 * SPAN) * 2;
-        let mut lines = unfilled(panels * length * SPAN);
-        let (existing, padding) = lines.split_at_mut(rows.div_ceil(SPAN) * length * SPAN);
-        let rows_of = values.chunks_mut(SPAN * depth).zip(results.chunks_mut(SPAN));
-        let tasks = rows_of.zip(existing.chunks_exact_mut(length * SPAN)).enumerate().collect();
-        Threads::All.each(tasks, |(panel, ((values, results), lines))| {
-            let count = results.len();
-            for (r, (row, result)) in values.chunks_exact_mut(depth).zip(results).enumerate() {
+        let panels = values.chunks_mut(SPAN * depth).zip(results.chunks_mut(SPAN)).collect();
+        Self::of_panels(depth, panels, |panel, (values, results), lines| {
+            for (r, (row, result)) in values.chunks_exact_mut(depth).zip(results.iter_mut()).enumerate() {
                 let factor = f(panel * SPAN + r, row, result);
                 round_row(row, factor, &mut lines[r..]);
             }
-            for line in lines.chunks_exact_mut(SPAN).flat_map(|tile| &mut tile[count..]) {
-                line.write(Line([0; SPAN]));
+            results.len()
+        })
+    }
+
+    /// A left operand whose rows of `depth` values `f` writes, whole. It gets a row's number; what it gives goes into `results`.
+    pub(crate) fn of_rows<R: Send>(
+        depth: usize,
+        results: &mut [R],
+        f: impl Fn(usize, &mut [MaybeUninit<f32>]) -> R + Send + Sync,
+    ) -> Self {
+        Self::of_panels(depth, results.chunks_mut(SPAN).collect(), |panel, results, lines| {
+            let mut row = vec![0f32; depth];
+            for (r, result) in results.iter_mut().enumerate() {
+                // SAFETY: initialised values may be seen as slots; nothing uninitialised is written to them.
+                let slots = unsafe { &mut *(&raw mut row[..] as *mut [MaybeUninit<f32>]) };
+                *result = f(panel * SPAN + r, slots);
+                round_row(&row, 1.0, &mut lines[r..]);
             }
+            results.len()
+        })
+    }
+
+    /// A left operand, one task per panel; `f` writes the lines of a panel's rows and gives their number.
+    fn of_panels<P: Send>(
+        depth: usize,
+        inputs: Vec<P>,
+        f: impl Fn(usize, P, &mut [MaybeUninit<Line>]) -> usize + Send + Sync,
+    ) -> Self {
+        let (existing, length) = (inputs.len(), depth.div_ceil(DEPTH));
+        let mut lines = unfilled(existing.next_multiple_of(2) * length * SPAN);
+        let (first, padding) = lines.split_at_mut(existing * length * SPAN);
+        let zeros = |line: &mut MaybeUninit<Line>| _ = line.write(Line([0; SPAN]));
+        let rows = std::sync::atomic::AtomicUsize::new(0);
+        let tasks = inputs.into_iter().zip(first.chunks_exact_mut(length * SPAN)).enumerate().collect();
+        Threads::All.each(tasks, |(panel, (input, lines))| {
+            let count = f(panel, input, lines);
+            rows.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+            lines.chunks_exact_mut(SPAN).flat_map(|tile| &mut tile[count..]).for_each(zeros);
         });
-        for line in padding {
-            line.write(Line([0; SPAN]));
-        }
+        padding.iter_mut().for_each(zeros);
         // SAFETY: all lines of all tiles are written, those of rows that do not exist with zeros.
-        Self { lines: unsafe { filled(lines) }, side: Side::Left, span: rows, depth }
+        Self { lines: unsafe { filled(lines) }, side: Side::Left, span: rows.into_inner(), depth }
     }
 
     /// The transpose of a left operand as a factor: its rows are what the product sums over.
@@ -506,7 +533,7 @@ mod tests {
             let expected: Vec<f32> = (0..rows * depth).map(|i| -values[i] * factor(i / depth)).collect();
             let expected = Tiles::new(Matrix::new(&expected, rows, depth), Side::Left, Threads::One);
             let mut numbers = vec![0; rows];
-            let found = Tiles::of_rows(&mut values, depth, &mut numbers, |row, values, number| {
+            let found = Tiles::of_values(&mut values, depth, &mut numbers, |row, values, number| {
                 values.iter_mut().for_each(|x| *x = -*x);
                 *number = row;
                 factor(row)

@@ -1,9 +1,10 @@
 //! Causal multi-head self-attention.
 
 use burn::tensor::{Bool, Tensor, activation};
-use tiebreak_kernels::{Precision, Rotary, attention, linear, linear_add, rotate};
+use tiebreak_kernels::{Precision, Rotary, attention, linear_add, rotate};
 
 use super::init::{Initialiser, Use};
+use super::norm::Norm;
 use super::position::Position;
 use crate::Parameter;
 
@@ -41,28 +42,22 @@ impl Attention {
         Self { heads: draw.config.n_heads, qkv, out, precision: Precision::F32 }
     }
 
-    /// residual + attention of x, each `[b, t, d]`.
-    pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
+    /// x + attention of norm(x), each `[b, t, d]`.
+    pub fn forward(&self, x_btd: Tensor<3>, norm: &Norm, position: &Position) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value, self.precision);
+        let qkv_n3d = norm.linear(x_btd.clone(), &self.qkv, self.precision);
         let mixed_btd = attention(qkv_n3d.reshape([b, t, 3 * d]), self.heads, position.rotary(), self.precision);
-        let residual_nd = residual_btd.reshape([b * t, d]);
-        linear_add(residual_nd, mixed_btd.reshape([b * t, d]), &self.out.value, self.precision).reshape([b, t, d])
+        linear_add(x_btd.reshape([b * t, d]), mixed_btd.reshape([b * t, d]), &self.out.value, self.precision)
+            .reshape([b, t, d])
     }
 
     /// As [`forward`](Self::forward) for the next t positions of one sequence, `[1, t, d]`, with keys and values of the
     /// earlier ones from `cache`, to which it adds theirs; `rotary` holds the angles of the t positions.
-    pub fn extend(
-        &self,
-        residual_btd: Tensor<3>,
-        x_btd: Tensor<3>,
-        rotary: Option<&Rotary>,
-        cache: &mut KeyValues,
-    ) -> Tensor<3> {
+    pub fn extend(&self, x_btd: Tensor<3>, norm: &Norm, rotary: Option<&Rotary>, cache: &mut KeyValues) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
         let width = d / self.heads;
         let first = cache.0.as_ref().map_or(0, |seen| seen.keys.dims()[2]);
-        let qkv_n3d = linear(x_btd.reshape([b * t, d]), &self.qkv.value, self.precision);
+        let qkv_n3d = norm.linear(x_btd.clone(), &self.qkv, self.precision);
         let part = |i: usize| {
             qkv_n3d.clone().slice_dim(1, i * d..(i + 1) * d).reshape([b, t, self.heads, width]).swap_dims(1, 2)
         };
@@ -83,7 +78,7 @@ impl Attention {
         let mixed_bhtw = activation::softmax(scores_bhts, 3).matmul(seen.values.clone());
         cache.0 = Some(seen);
         let mixed_nd = mixed_bhtw.swap_dims(1, 2).reshape([b * t, d]);
-        linear_add(residual_btd.reshape([b * t, d]), mixed_nd, &self.out.value, self.precision).reshape([b, t, d])
+        linear_add(x_btd.reshape([b * t, d]), mixed_nd, &self.out.value, self.precision).reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

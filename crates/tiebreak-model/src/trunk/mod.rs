@@ -112,17 +112,13 @@ pub struct Block {
 
 impl Block {
     fn forward(&self, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
-        let normed_btd = self.norm_attention.forward(x_btd.clone());
-        let x_btd = self.attention.forward(x_btd, normed_btd, position);
-        let normed_btd = self.norm_mlp.forward(x_btd.clone());
-        self.mlp.forward(x_btd, normed_btd)
+        let x_btd = self.attention.forward(x_btd, &self.norm_attention, position);
+        self.mlp.forward(x_btd, &self.norm_mlp)
     }
 
     fn extend(&self, x_btd: Tensor<3>, rotary: Option<&Rotary>, cache: &mut KeyValues) -> Tensor<3> {
-        let normed_btd = self.norm_attention.forward(x_btd.clone());
-        let x_btd = self.attention.extend(x_btd, normed_btd, rotary, cache);
-        let normed_btd = self.norm_mlp.forward(x_btd.clone());
-        self.mlp.forward(x_btd, normed_btd)
+        let x_btd = self.attention.extend(x_btd, &self.norm_attention, rotary, cache);
+        self.mlp.forward(x_btd, &self.norm_mlp)
     }
 }
 
