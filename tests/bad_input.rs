@@ -125,8 +125,9 @@ fn configuration() {
         ("[aux]\nreconstruction = 1.0", &["unknown section [aux]"]),
         ("[probe]\nevery = 10", &["[probe]", "no probes"]),
         ("[probe]\nreference = [\"other\"]", &["[probe]", "no probes"]),
-        ("[lens]\nafter_training = true", &["[lens]", "no lenses"]),
-        ("[lens]\nrecipe = \"bogus\"", &["[lens]", "no lenses"]),
+        ("[lens]\nafter_training = 1", &["lens.after_training", "boolean"]),
+        ("[lens]\nrecipe = \"bogus\"", &["lens.recipe", "bogus", "converged", "paper"]),
+        ("[lens]\ntrain_tokens = 5", &["lens.train_tokens = 5", "one window"]),
         // Names of data.
         ("[data]\ncorpus = \"sotuu\"", &["data.corpus", "sotuu", "did you mean \"sotu\"", "synthetic"]),
         ("[data]\ncorpus = \"\"", &["data.corpus", "empty"]),

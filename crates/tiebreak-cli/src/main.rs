@@ -1,6 +1,7 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
 mod inspect;
+mod lens;
 mod show;
 
 use std::io::Write;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
+use lens::LensCommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
@@ -95,6 +97,9 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// What every layer knows of the final prediction.
+    #[command(subcommand)]
+    Lens(LensCommand),
     /// What this build can compute on.
     Devices,
 }
@@ -236,6 +241,11 @@ fn run(command: Command) -> Result<End, Error> {
         Command::Config(ConfigCommand::Show { file, set }) => print(&show::show(&file, &set.sets)?)?,
         Command::Inspect { target, set, json } => {
             let report = inspect::inspect(&target, &set.sets)?;
+            print_either(json.json, &report, || report.to_text())?;
+        }
+        Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
+            let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
+            let report = lens::train(&run, &choice)?;
             print_either(json.json, &report, || report.to_text())?;
         }
         Command::Devices => print(&inspect::devices())?,

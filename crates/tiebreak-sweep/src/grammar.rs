@@ -8,10 +8,12 @@ use tiebreak_train::Error;
 use tiebreak_train::config::{flatten, insert, parse_set, plain_name, read_table};
 use toml::{Table, Value};
 
+use crate::lens::{LENS_TAGS, is_lens_tag};
+
 const SWEEP_KEYS: [&str; 7] = ["name", "base", "seeds", "baseline", "metric", "arms", "grid"];
 const ARM_KEYS: [&str; 3] = ["name", "set", "match_parameters"];
 
-/// Every tag that a run of this build can write: what `sweep.metric` may be. The `grad/shared_` ones need a shared matrix.
+/// Every tag that a run of this build can write, but for those of lenses: what `sweep.metric` may be. The `grad/shared_` ones need a shared matrix.
 pub const TAGS: [&str; 32] = [
     "train/loss",
     "train/lr",
@@ -362,12 +364,12 @@ pub(crate) fn plain(value: &Value) -> String {
 }
 
 fn check_metric(metric: &str) -> Result<(), Error> {
-    if TAGS.contains(&metric) {
+    if TAGS.contains(&metric) || is_lens_tag(metric) {
         return Ok(());
     }
     let near = if metric.contains('/') { metric.to_owned() } else { format!("eval/{metric}") };
     Err(Error::Input(format!(
-        "sweep.metric = {metric:?}: no such tag{}; tags: {}",
+        "sweep.metric = {metric:?}: no such tag{}; tags: {}, {LENS_TAGS}",
         did_you_mean(&near, TAGS.into_iter()),
         TAGS.join(", ")
     )))

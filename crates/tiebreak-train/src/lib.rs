@@ -7,6 +7,7 @@ pub mod device;
 pub mod evaluate;
 pub mod folder;
 pub mod intervene;
+pub mod lens;
 pub mod optim;
 mod probed;
 pub mod provenance;
@@ -16,6 +17,6 @@ pub mod step;
 pub mod tensors;
 pub mod track;
 
-pub use probed::TrainedModel;
+pub use probed::{Probed, TrainedModel};
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

@@ -244,7 +244,8 @@ mod tests {
             ("[train]\nmicro_batch_size = 5", ["train.micro_batch_size = 5", "does not divide"]),
             ("[train]\nprecision = \"bf16\"", ["train.precision", "bf16"]),
             ("[probe]\nevery = 5", ["[probe]", "no probes"]),
-            ("[lens]\nrecipe = \"bogus\"", ["[lens]", "no lenses"]),
+            ("[lens]\nrecipe = \"bogus\"", ["lens.recipe", "`bogus`"]),
+            ("[lens]\neval_tokens = 5", ["lens.eval_tokens = 5", "one window"]),
             ("name = \"a/b\"", ["name = \"a/b\"", "slashes"]),
         ] {
             let message = refused(text);
