@@ -1,5 +1,6 @@
 //! The tags that runs write, which is what may be compared.
 
+use crate::lens::{LENS_TAGS, is_lens_tag};
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
 
@@ -31,7 +32,7 @@ pub fn is_tag(tag: &str) -> bool {
         }
         _ => tag.to_owned(),
     };
-    TAGS.iter().any(|pattern| written_out(pattern).contains(&tag))
+    is_lens_tag(&tag) || TAGS.iter().any(|pattern| written_out(pattern).contains(&tag))
 }
 
 /// Refuses what is no tag, naming the nearest one.
@@ -42,7 +43,7 @@ pub(crate) fn check_metric(metric: &str) -> Result<(), Error> {
     let near = if metric.contains('/') { metric.to_owned() } else { format!("eval/{metric}") };
     let all: Vec<String> = TAGS.iter().flat_map(|pattern| written_out(pattern)).collect();
     Err(Error::Input(format!(
-        "sweep.metric = {metric:?}: no such tag{}; tags: {}",
+        "sweep.metric = {metric:?}: no such tag{}; tags: {}, {LENS_TAGS}",
         did_you_mean(&near, all.iter().map(String::as_str)),
         TAGS.join(", ")
     )))
