@@ -84,7 +84,7 @@ const D: usize = 6;
 pub(super) fn distorted(dtype: DType) -> Toy {
     let final_vd = draw(IDS, D, 1, dtype).mul_scalar(2.0);
     let maps = [2, 3].map(|seed| {
-        let map_dd = Tensor::<2>::eye(D, (&Device::flex(), dtype)) + draw(D, D, seed, dtype).mul_scalar(0.4);
+        let map_dd = Tensor::<2>::eye(D, &Device::flex()).cast(dtype) + draw(D, D, seed, dtype).mul_scalar(0.4);
         (map_dd, draw(1, D, seed + 10, dtype))
     });
     let states = move |ids_bt: &Tensor<2, Int>| {
@@ -251,7 +251,7 @@ fn an_affine_distortion_is_undone_by_training() {
     let paper = self::trained(&model, Recipe::Paper, 0);
     assert_eq!((paper.ended, paper.steps), (Ended::Tokens, 100));
     let left = &paper.curve[paper.curve.len() - 1].kl_bits;
-    assert!(left.iter().zip(&first.kl_bits).all(|(left, first)| *left < 0.9 * first && *left > 0.02), "{left:?}");
+    assert!(left.iter().zip(&first.kl_bits).all(|(left, first)| *left < 0.9 * first && *left > 5e-3), "{left:?}");
 }
 
 #[test]
