@@ -189,7 +189,9 @@ fn composed_readings(
         for (source, found) in sources.iter().zip(&mut found) {
             let z_mv = match source {
                 Source::States(state_nd) => head.logits(part(state_nd)),
-                Source::Rows(logs_gv, rows_n) => logs_gv.clone().select(0, rows_n.clone().slice_dim(0, rows.clone())),
+                Source::Rows(logs_gv, rows_n) => {
+                    logs_gv.clone().select(0, rows_n.clone().slice_dim(0, rows.clone())).cast(log_p_mv.dtype())
+                }
             };
             let log_q_mv = activation::log_softmax(z_mv.clone(), 1);
             let [m, v] = log_q_mv.dims();
@@ -523,7 +525,7 @@ mod tests {
     fn cases() -> Vec<Case> {
         let sizes =
             [(0, 5, 3), (1, 1, 1), (1, 37, 2), (7, 3, 80), (CHUNK, 129, 16), (CHUNK + 1, 31, 6), (37, 1500, 64)];
-        let heads = [(false, None), (true, None), (false, Some(2.0)), (true, Some(5.0))];
+        let heads = [(false, None), (true, None), (false, Some(8.0)), (true, Some(20.0))];
         let all = sizes.into_iter().flat_map(|s| heads.into_iter().map(move |h| (s, h)));
         all.map(|((n, v, d), (bias, cap))| Case::new(n, v, d, bias, cap)).collect()
     }
