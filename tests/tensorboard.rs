@@ -174,5 +174,5 @@ fn tensorboard_reads_every_kind_of_run() {
     let tokens = &of(&probed)["histograms"]["align/input_to_output/procrustes_tokens"];
     let seen = tokens[0][1].as_f64().unwrap();
     assert!((200.0..=300.0).contains(&seen), "{tokens}");
-    assert_eq!(*tokens, [20, 40, 60].map(|step| serde_json::json!([step, seen])).to_vec().into());
+    assert_eq!(*tokens, Value::from([20, 40, 60].map(|step| serde_json::json!([step, seen])).to_vec()));
 }

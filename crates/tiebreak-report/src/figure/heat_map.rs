@@ -199,7 +199,7 @@ fn paint_key<B: DrawingBackend>(area: &Area<B>, key: &Key, x: u32, y: u32) -> Dr
 }
 
 fn faint() -> TextStyle<'static> {
-    font(TEXT).color(&GREY.mix(1.0))
+    TextStyle { color: GREY.to_backend_color(), ..font(TEXT) }
 }
 
 /// `text` from its top left corner (pixels), cut to `width` pixels.
