@@ -143,7 +143,7 @@ mod tests {
         // Steps count, not entries: of every tenth step, twenty steps hold two.
         let sparse = [(1, 8.0), (10, 2.0), (20, 4.0), (30, 6.0)];
         assert_eq!(rolling_mean(&sparse, 20), [(1, 8.0), (10, 5.0), (20, 14.0 / 3.0), (30, 5.0)]);
-        assert_eq!(rolling_mean(&[], 20), []);
+        assert!(rolling_mean(&[], 20).is_empty());
     }
 
     #[test]
