@@ -62,7 +62,7 @@ fn report(config: &RunConfig, vocabulary: usize) -> Report {
         d_model: model.d_model,
         parameters,
         flops_per_token: model.flops_per_token(vocabulary, context),
-        memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context),
+        memory: model.memory(&config.head, vocabulary, context, config.train.micro_batch_size * context),
     }
 }
 
