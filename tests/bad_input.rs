@@ -507,6 +507,87 @@ fn comparisons() {
     report(failures);
 }
 
+/// Changes what follows the header of a safetensors file.
+fn overwrite(path: &std::path::Path, change: impl Fn(&mut [u8])) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    change(&mut bytes[8 + header..]);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Tables that cannot be compared, or not be measured.
+#[test]
+fn probed_tables() {
+    let place = Place::new();
+    place.write("file", "x");
+    let train = |out: &str, more: &[&str]| {
+        place.train(out, &[&["--set", "train.steps=3"], more].concat()).expect(0).folder(&place)
+    };
+    let table = |run: &crate::harness::RunDir| run.0.join("tables/step-3.safetensors");
+    let (tied, untied) = (train("tied", &[]), train("untied", &["--set", "head.mode=untied", "--set", "seed=1"]));
+    let [tied_path, untied_path] = [&tied, &untied].map(|run| run.0.to_str().unwrap().to_owned());
+    let other_bytes = train("bytes", &["--set", "data.tokenizer=bytes", "--set", "seed=2"]).0;
+    let split = train("split", &["--set", "data.validation_fraction=0.2"]).0;
+    let wide = train("wide", &["--set", "model.d_model=32"]).0;
+    // More columns than ids that occur.
+    let narrow_text = ["--set", "data.tokenizer=bytes", "--set", "model.d_model=64", "--set", "head.mode=untied"];
+    let few = train("few", &narrow_text).0;
+    let no_tables = train("no-tables", &[]);
+    std::fs::remove_dir_all(no_tables.0.join("tables")).unwrap();
+    let (nan, zero, cut) = (train("nan", &[]), train("zero", &[]), train("cut", &[]));
+    overwrite(&table(&nan), |data| data.chunks_exact_mut(4).for_each(|x| x.copy_from_slice(&f32::NAN.to_le_bytes())));
+    overwrite(&table(&zero), |data| data.fill(0));
+    let whole = std::fs::read(table(&cut)).unwrap();
+    std::fs::write(table(&cut), &whole[..whole.len() - 1]).unwrap();
+    let foreign = train("foreign", &[]);
+    std::fs::copy(wide.join("tables/step-3.safetensors"), table(&foreign)).unwrap();
+    let torn = train("torn", &[]);
+    std::fs::write(torn.0.join("env.json"), "{").unwrap();
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let (split, wide, few, other_bytes) = (text(&split), text(&wide), text(&few), text(&other_bytes));
+    let [no_tables, nan, zero, cut, foreign, torn] =
+        [no_tables, nan, zero, cut, foreign, torn].map(|run| run.0.to_str().unwrap().to_owned());
+    let mut failures = Vec::new();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["none"], &["none", "no run", "config.toml"]),
+        (&["file"], &["file", "no run"]),
+        (&[&no_tables], &[&no_tables, "has kept no tables"]),
+        (&[&tied_path, "--step", "2"], &[&tied_path, "no tables of step 2", "steps 0, 3", "log.tables_at"]),
+        (&[&tied_path, &other_bytes], &["tokenizer or data differ", "tokenizer", &other_bytes]),
+        (&[&tied_path, &split], &["tokenizer or data differ", "data.validation_fraction: 0.2 and 0.05"]),
+        (&[&untied_path, &wide], &["{16, 32} columns", "identity needs equal widths", "--only knn"]),
+        (&[&few], &[":input", "64 columns", "a map of that many columns fits anything"]),
+        (&[&nan], &["row", "holds NaN", "expected finite numbers"]),
+        (&[&zero], &["row", "all zeros"]),
+        (&[&nan, &untied_path, "--only", "knn"], &[":tied", "row", "holds NaN"]),
+        (&[&cut], &["step-3.safetensors", "not a whole safetensors file"]),
+        (&[&foreign], &["step-3.safetensors", "input is 300 x 32", "300 x 16", "another model"]),
+        (&[&torn], &["env.json", "not a run's record"]),
+        (&[&tied_path, "--only", "alignmnet"], &["--only alignmnet", "did you mean \"alignment\"", "norm_frequency"]),
+        (&[&tied_path, "--permutations", "100000"], &["permutations = 100000", "at most 10000"]),
+        (&[&tied_path, "--pairs", "some"], &["--pairs", "some", "all"]),
+        (&[], &["RUN"]),
+    ];
+    for (args, parts) in cases {
+        let args = [&["probe"], *args].concat();
+        check(&place, "probe", &args, parts, &mut failures);
+    }
+    // What needs no map does without more rows than columns, and neighbours without one width.
+    place.tiebreak(&["probe", &few, "--only", "knn,geometry,evolution,norm_frequency"]).expect(0);
+    place.tiebreak(&["probe", &untied_path, &wide, "--only", "knn"]).expect(0);
+    // The text that gave the counts has changed.
+    let text = std::fs::read_to_string(place.path("text.jsonl")).unwrap();
+    place.write("text.jsonl", text + "{\"text\": \"one more document\"}\n");
+    check(
+        &place,
+        "changed",
+        &["probe", &tied_path],
+        &[&tied_path, "no longer what the run was trained on"],
+        &mut failures,
+    );
+    report(failures);
+}
+
 /// `generate` and `lens show`: options, prompts and runs.
 #[test]
 fn looking_into_a_run() {

@@ -84,7 +84,7 @@ fn report(config: &RunConfig, vocabulary: usize) -> Report {
         parameters,
         tables,
         flops_per_token: model.flops_per_token(vocabulary, context),
-        memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context),
+        memory: model.memory(&config.head, vocabulary, context, config.train.micro_batch_size * context),
     }
 }
 

@@ -97,12 +97,13 @@ pub(crate) fn singular_values(a: &Mat<f64>) -> Result<Vec<f64>, Error> {
     Ok(values.iter().copied().collect())
 }
 
-/// The orthogonal matrix nearest to `a`: P R^T where a = P D R^T.
+/// The matrix with orthonormal rows (of a square one: orthogonal) nearest to `a`, which is not taller than wide: P R^T where
+/// a = P D R^T.
 pub(crate) fn polar(a: &Mat<f64>) -> Result<Mat<f64>, Error> {
-    let n = a.nrows();
-    let (mut values, mut left, mut right) = (Col::zeros(n), Mat::zeros(n, n), Mat::zeros(n, n));
+    let (m, n) = a.shape();
+    let (mut values, mut left, mut right) = (Col::zeros(m.min(n)), Mat::zeros(m, m), Mat::zeros(n, m.min(n)));
     let thin = ComputeSvdVectors::Thin;
-    let mut memory = MemBuffer::new(svd_scratch::<f64>(n, n, thin, thin, Par::Seq, Default::default()));
+    let mut memory = MemBuffer::new(svd_scratch::<f64>(m, n, thin, thin, Par::Seq, Default::default()));
     let stack = MemStack::new(&mut memory);
     let (u, v) = (Some(left.as_mut()), Some(right.as_mut()));
     svd(a.as_ref(), values.as_diagonal_mut(), u, v, Par::Seq, stack, Default::default())

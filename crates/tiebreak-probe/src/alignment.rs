@@ -282,7 +282,7 @@ impl Aligner {
             )));
         }
         let maps = match (&source.spectrum, &source.basis, &target.spectrum) {
-            (Some(from), Some(basis), Some(to)) => Some(Maps::new(source, from, basis, target, to)),
+            (Some(from), Some(basis), Some(to)) => Some(Maps::new(from, basis, target, to)),
             (Some(_), None, _) => return Err(Error::Input("the source was made ready as a target only".into())),
             _ => None,
         };
@@ -354,8 +354,8 @@ struct Found {
 /// What is the same for every pairing of two tables, of ranks r and s.
 struct Maps<'a> {
     basis: &'a Basis,
-    /// The source's diag(sqrt values) W^T, `[r, d]`: Q times this is the centred source.
-    back: Mat<f64>,
+    /// The source's singular values, r: Q times these is the centred source, turned.
+    singular: Vec<f64>,
     /// The target's W diag(1 / sqrt values), `[d, s]`: the centred target times this is its own Q.
     whiten: Mat<f64>,
     /// |S^T S| |T^T T|.
@@ -363,14 +363,20 @@ struct Maps<'a> {
 }
 
 impl<'a> Maps<'a> {
-    fn new(source: &Operand, from: &Spectrum, basis: &'a Basis, target: &Operand, to: &Spectrum) -> Self {
+    fn new(from: &Spectrum, basis: &'a Basis, target: &Operand, to: &Spectrum) -> Self {
         let square = |s: &Spectrum| s.values.iter().map(|x| x * x).sum::<f64>().sqrt();
         Self {
             basis,
-            back: Mat::from_fn(basis.rank, source.columns(), |i, j| from.values[i].sqrt() * from.vectors[(j, i)]),
+            singular: from.values.iter().map(|x| x.sqrt()).collect(),
             whiten: Mat::from_fn(target.columns(), to.values.len(), |i, j| to.vectors[(i, j)] / to.values[j].sqrt()),
             squares: square(from) * square(to),
         }
+    }
+
+    /// diag(singular) a, `[r, d]`. The centred source is Q diag(singular) W^T with W^T W = I, so for all that is asked of it Q
+    /// diag(singular) serves: the W of S^T T, and of the orthogonal map that comes of it, meets the W^T of S.
+    fn stretch(&self, a: &Mat<f64>) -> Mat<f64> {
+        Mat::from_fn(a.nrows(), a.ncols(), |i, j| self.singular[i] * a[(i, j)])
     }
 }
 
@@ -405,8 +411,7 @@ impl Work<'_> {
             let one = match (metric, &self.maps, &cross) {
                 (Metric::Identity, ..) => self.of_tokens(self.identity(pairs)),
                 (Metric::Procrustes, Some(maps), Some(cross)) => {
-                    let nearest = algebra::polar(&algebra::product(maps.back.transpose(), cross.whole.as_ref()))?;
-                    let map = algebra::product(maps.back.as_ref(), nearest.as_ref());
+                    let map = maps.stretch(&algebra::polar(&maps.stretch(&cross.whole))?);
                     self.of_tokens(self.mapped(0..pairs.len(), &map, None, pairs))
                 }
                 (Metric::Linear, Some(_), Some(cross)) => {
@@ -418,8 +423,7 @@ impl Work<'_> {
                     self.whole(mean(&algebra::singular_values(&both)?))
                 }
                 (Metric::Cka, Some(maps), Some(cross)) => {
-                    let product = algebra::product(maps.back.transpose(), cross.whole.as_ref());
-                    self.whole(product.squared_norm_l2() / maps.squares)
+                    self.whole(maps.stretch(&cross.whole).squared_norm_l2() / maps.squares)
                 }
                 (Metric::Knn10, ..) => match (&self.source.neighbours, &self.target.neighbours) {
                     (Some(a), Some(b)) => self.of_tokens(a.overlap_paired(b, pairs)),

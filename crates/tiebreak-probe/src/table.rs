@@ -35,7 +35,7 @@ impl Table {
     pub fn from_tensor(table_vd: &Tensor<2>) -> Result<Self, Error> {
         let [rows, columns] = table_vd.dims();
         let data = table_vd.to_data().convert_dtype(DType::F32);
-        let values = data.into_vec().map_err(|e| Error::Failed(format!("a table cannot be read: {e:?}")))?;
+        let values = data.try_into_vec().map_err(|e| Error::Failed(format!("a table cannot be read: {e:?}")))?;
         Self::new(rows, columns, values)
     }
 

@@ -88,8 +88,6 @@ pub struct Experiment {
 
 /// Everything that is trained.
 pub struct Plan {
-    /// Its scale.
-    pub scale: Scale,
     /// All experiments, chosen or not.
     pub experiments: Vec<Experiment>,
     /// The learning rates' grid.
@@ -101,8 +99,6 @@ pub struct Plan {
 /// A cell of an experiment and the run that it is.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// The experiment's name.
-    pub experiment: &'static str,
     /// Whether its experiment is chosen.
     pub chosen: bool,
     /// The cell's name in the experiment's sweep: the arm, with the grid's values.
@@ -142,7 +138,6 @@ impl Plan {
     /// # Errors
     /// [`Error::Input`] for a name that is no experiment and for whatever a sweep refuses.
     pub fn load(scale: Scale, only: &[String], out: &Path) -> Result<Self, Error> {
-        check_names(only)?;
         let here = Path::new(FOLDER);
         let folder = if here.join("base.toml").is_file() { here.to_path_buf() } else { unpack(out)? };
         Self::read(scale, only, &folder)
@@ -168,7 +163,7 @@ impl Plan {
         let published = folder.join("published.toml");
         let published = std::fs::read_to_string(&published)
             .map_err(|e| Error::Input(format!("{}: cannot be read ({e})", published.display())))?;
-        Ok(Self { scale, experiments, pilots, published })
+        Ok(Self { experiments, pilots, published })
     }
 
     /// The chosen experiments' cells.
@@ -199,8 +194,7 @@ impl Plan {
         let all = members.into_iter().zip(located).map(|((experiment, cell), located)| {
             let name = cell.name.clone();
             let run = first.entry(located.identity.clone()).or_insert((cell, located)).clone();
-            let (experiment, chosen) = (experiment.name, experiment.chosen);
-            Member { experiment, chosen, name, cell: run.0, located: run.1 }
+            Member { chosen: experiment.chosen, name, cell: run.0, located: run.1 }
         });
         Ok(all.collect())
     }

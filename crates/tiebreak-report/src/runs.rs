@@ -2,12 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use tiebreak_data::DataInfo;
 use tiebreak_probe::Rows;
-use tiebreak_train::folder::{RunFolder, RunState};
+use tiebreak_train::folder::RunState;
 use tiebreak_train::{Error, KeptTables};
 
 use crate::plan::{Member, Plan};
@@ -109,11 +108,6 @@ impl Runs {
         self.complete.values().next()
     }
 
-    /// Every complete run, by cell and seed.
-    pub fn all(&self) -> impl Iterator<Item = (&str, &Run)> {
-        self.complete.iter().map(|((name, _), run)| (name.as_str(), run))
-    }
-
     /// The corpus that was taken instead of the one asked for, and why.
     pub fn fallback(&self) -> Option<&DataInfo> {
         self.complete.values().map(|run| &run.kept.data).find(|data| data.fallback_reason.is_some())
@@ -132,9 +126,4 @@ impl Runs {
         self.rows.borrow_mut().insert(key, rows.clone());
         Ok(rows)
     }
-}
-
-/// Where a run's lens of a recipe lies.
-pub fn lens_file(folder: &RunFolder, step: u64, recipe: &str) -> PathBuf {
-    folder.0.join("probes").join(format!("lens-step-{step}-{recipe}.json"))
 }

@@ -90,7 +90,8 @@ pub fn verdict(evidence: &Evidence) -> Verdict {
         return Verdict::NotMeasurable;
     }
     // Below three seeds there is no interval.
-    let Some([low, high]) = evidence.primary.filter(|ends| !evidence.missing && ends.iter().all(|x| x.is_finite())) else {
+    let Some([low, high]) = evidence.primary.filter(|ends| !evidence.missing && ends.iter().all(|x| x.is_finite()))
+    else {
         return Verdict::Inconclusive;
     };
     if !evidence.condition {
@@ -161,9 +162,7 @@ mod tests {
 
     #[test]
     fn rule_three_bands() {
-        let band = |ends: [f64; 2]| {
-            of(|e| (e.says, e.primary) = (Says::Band { low: -0.02, high: 0.02 }, Some(ends)))
-        };
+        let band = |ends: [f64; 2]| of(|e| (e.says, e.primary) = (Says::Band { low: -0.02, high: 0.02 }, Some(ends)));
         assert_eq!(band([-0.02, 0.02]), Verdict::Reproduced);
         assert_eq!(band([0.021, 0.03]), Verdict::NotReproduced);
         assert_eq!(band([-0.5, -0.021]), Verdict::NotReproduced);
@@ -211,7 +210,9 @@ mod tests {
 
     #[test]
     fn words_are_what_json_says() {
-        for verdict in [Verdict::NotMeasurable, Verdict::ReproducedAtChance, Verdict::ReproducedUncorrected, Verdict::Opposite] {
+        for verdict in
+            [Verdict::NotMeasurable, Verdict::ReproducedAtChance, Verdict::ReproducedUncorrected, Verdict::Opposite]
+        {
             assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.words());
         }
     }

@@ -118,8 +118,11 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
     let counts = frequencies(&data.train);
-    let model = init(config, &data, &device);
-    let probes = pool.install(|| Probes::open(config, &data, counts.clone(), &*model.interface))?;
+    let ready = || {
+        let model = init(config, &data, &device);
+        Probes::open(config, &data, counts.clone(), &*model.interface).map(|probes| (model, probes))
+    };
+    let (model, probes) = pool.install(ready)?;
     std::fs::create_dir_all(&folder.0)
         .map_err(|e| Error::Input(format!("--out {out}: cannot make the folder {}: {e}", folder.0.display())))?;
     let lock = folder.lock().map_err(|e| Error::Input(format!("--out {out}: {e}")))?;

@@ -20,7 +20,7 @@ use plotters::prelude::{
     BitMapBackend, DrawingArea, DrawingAreaErrorKind, DrawingBackend, IntoDrawingArea, IntoFont, RGBColor, SVGBackend,
     TextStyle, WHITE,
 };
-use plotters::style::{Color, FontStyle, register_font};
+use plotters::style::{FontStyle, register_font};
 use tiebreak_data::write_atomic;
 use tiebreak_train::Error;
 
@@ -170,7 +170,7 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plotters::prelude::{Rectangle, Text};
+    use plotters::prelude::{Color, Rectangle, Text};
     use std::io::Read;
 
     struct Square;

@@ -74,8 +74,8 @@ pub struct Panel {
     pub y: String,
     /// Whether the axes are logarithmic: horizontal, vertical.
     pub log: (bool, bool),
-    /// Names of places on the horizontal axis, instead of numbers.
-    pub names: Vec<(f64, String)>,
+    /// Rows of a list: the first gets place 0 on top. Then [`Band::x`] is a row, and its values lie along the horizontal axis.
+    pub rows: Vec<String>,
     /// What is drawn.
     pub lines: Vec<Line>,
     /// What it is compared with.
@@ -170,80 +170,82 @@ fn legend(panels: &[Panel], width: u32) -> Vec<Entry> {
 fn chart<B: DrawingBackend>(area: &Area<B>, panel: &Panel) -> Drawn<B> {
     let bands = || panel.lines.iter().flat_map(|l| &l.values);
     let rules = |vertical: bool| panel.rules.iter().filter(move |r| r.vertical == vertical).map(|r| r.at);
-    let margin = if panel.names.is_empty() { 0.02 } else { 0.08 };
-    let x = Scale::of(bands().map(|b| b.x).chain(rules(true)), panel.log.0, margin);
-    let y = Scale::of(bands().flat_map(|b| [b.low, b.mean, b.high]).chain(rules(false)), panel.log.1, 0.05);
+    let list = !panel.rows.is_empty();
+    let place = |b: &Band, value: f64| if list { (value, -b.x) } else { (b.x, value) };
+    let ends = |b: &Band| [b.low, b.mean, b.high];
+    let corners = || bands().flat_map(|b| ends(b).map(|value| place(b, value)));
+    let x = Scale::of(corners().map(|at| at.0).chain(rules(true)), panel.log.0, if list { 0.05 } else { 0.02 });
+    let rows = (0..panel.rows.len()).map(|row| -(row as f64));
+    let y = Scale::of(corners().map(|at| at.1).chain(rules(false)).chain(rows), panel.log.1, 0.06);
     let mut chart = ChartBuilder::on(area)
         .margin(px(8))
         .margin_right(px(16))
         .caption(&panel.title, font(TEXT + 1))
         .x_label_area_size(px(42))
-        .y_label_area_size(px(58))
+        .y_label_area_size(px(if list { 150 } else { 60 }))
         .build_cartesian_2d(x, y)?;
     let mut mesh = chart.configure_mesh();
     mesh.axis_style(INK.stroke_width(UNIT))
-        .bold_line_style(GREY.mix(0.25).stroke_width(UNIT))
+        .bold_line_style(GREY.mix(0.25).stroke_width(UNIT / 2))
         .light_line_style(TRANSPARENT)
         .x_desc(&panel.x)
         .y_desc(&panel.y)
         .axis_desc_style(font(TEXT))
         .label_style(font(TEXT - 1))
         .set_all_tick_mark_size(px(4));
-    if !panel.names.is_empty() {
-        // The names below stand for the axis's own round numbers.
-        mesh.disable_x_mesh().x_labels(0);
+    if list {
+        // The names on the left stand for the axis's own numbers.
+        mesh.disable_y_mesh().y_labels(0);
     }
     mesh.draw()?;
-    let clamp = |b: &Band, value: f64| Some((x.clamp(b.x)?, y.clamp(value)?));
-    for line in &panel.lines {
-        let edge = |of: fn(&Band) -> f64| line.values.iter().filter_map(move |b| clamp(b, of(b)));
-        if line.style == Style::Dots {
-            for value in &line.values {
-                let bar: Vec<(f64, f64)> =
-                    [value.low, value.high].iter().filter_map(|end| clamp(value, *end)).collect();
-                chart.draw_series([PathElement::new(bar, line.colour.stroke_width(UNIT * 2))])?;
-            }
-            let dots = edge(|b| b.mean).map(|at| Circle::new(at, px(4), line.colour.filled()));
-            chart.draw_series(dots)?;
-            continue;
-        }
-        let outline: Vec<(f64, f64)> =
-            edge(|b| b.high).chain(edge(|b| b.low).collect::<Vec<_>>().into_iter().rev()).collect();
+    let clamp = |(a, b): (f64, f64)| Some((x.clamp(a)?, y.clamp(b)?));
+    for line in panel.lines.iter().filter(|line| line.style != Style::Dots) {
+        let edge = |of: fn(&Band) -> f64| line.values.iter().filter_map(move |b| clamp(place(b, of(b))));
         if line.values.iter().any(|b| b.high > b.low) {
+            let back: Vec<(f64, f64)> = edge(|b| b.low).collect();
+            let outline: Vec<(f64, f64)> = edge(|b| b.high).chain(back.into_iter().rev()).collect();
             chart.draw_series([Polygon::new(outline, line.colour.mix(0.22))])?;
         }
     }
     let plot = chart.plotting_area();
-    for (at, name) in &panel.names {
-        let below = plot.map_coordinate(&(*at, y.range().start));
-        let style = font(TEXT - 1).pos(Pos::new(HPos::Center, VPos::Top));
-        for (x, y) in local(area, &[below]) {
-            area.draw(&Text::new(name.clone(), (x, y + px(8)), style.clone()))?;
+    // From values to places in `area`, for what is drawn over the chart.
+    let (left, top) = area.get_base_pixel();
+    let local = |at: (f64, f64)| {
+        let (x, y) = plot.map_coordinate(&at);
+        (x - left, y - top)
+    };
+    for rule in &panel.rules {
+        let (across, up) = (x.range(), y.range());
+        let ends = if rule.vertical {
+            x.clamp(rule.at).map(|at| [(at, up.start), (at, up.end)])
+        } else {
+            y.clamp(rule.at).map(|at| [(across.start, at), (across.end, at)])
+        };
+        if let Some(ends) = ends {
+            stroke(area, &ends.map(local), rule.colour, 1, Style::Dashed)?;
         }
     }
-    for line in panel.lines.iter().filter(|line| line.style != Style::Dots) {
-        let points: Vec<(i32, i32)> =
-            line.values.iter().filter_map(|b| clamp(b, b.mean)).map(|at| plot.map_coordinate(&at)).collect();
-        stroke(area, &local(area, &points), line.colour, 2, line.style)?;
+    for line in &panel.lines {
+        let points: Vec<(i32, i32)> = line.values.iter().filter_map(|b| clamp(place(b, b.mean))).map(local).collect();
+        if line.style != Style::Dots {
+            stroke(area, &points, line.colour, 2, line.style)?;
+            continue;
+        }
+        for value in &line.values {
+            let bar: Vec<(i32, i32)> =
+                [value.low, value.high].iter().filter_map(|end| clamp(place(value, *end))).map(local).collect();
+            stroke(area, &bar, line.colour, 2, Style::Solid)?;
+        }
+        for at in points {
+            area.draw(&Circle::new(at, px(4), line.colour.filled()))?;
+        }
     }
-    for rule in &panel.rules {
-        let (horizontal, upright) = (plot.get_x_range(), plot.get_y_range());
-        let ends = if rule.vertical {
-            x.clamp(rule.at).map(|at| [(at, upright.start), (at, upright.end)])
-        } else {
-            y.clamp(rule.at).map(|at| [(horizontal.start, at), (horizontal.end, at)])
-        };
-        let Some(ends) = ends else { continue };
-        let points: Vec<(i32, i32)> = ends.iter().map(|at| plot.map_coordinate(at)).collect();
-        stroke(area, &local(area, &points), rule.colour, 1, Style::Dashed)?;
+    for (row, name) in panel.rows.iter().enumerate() {
+        let (x, y) = local((x.range().start, -(row as f64)));
+        let style = font(TEXT - 1).pos(Pos::new(HPos::Right, VPos::Center));
+        area.draw(&Text::new(name.clone(), (x - px(8), y), style))?;
     }
     Ok(())
-}
-
-/// Points of the whole picture in `area`'s own coordinates.
-fn local<B: DrawingBackend>(area: &Area<B>, points: &[(i32, i32)]) -> Vec<(i32, i32)> {
-    let (left, top) = area.get_base_pixel();
-    points.iter().map(|(x, y)| (x - left, y - top)).collect()
 }
 
 /// A line through points, `width` pixels wide; dashes are cut here, for plotters' own do not follow a polyline's corners.

@@ -39,14 +39,16 @@ const EXPERIMENT: &str = "_hparams_/experiment";
 const BUCKETS: usize = 64;
 
 /// Charts that draw several tags together: category, chart, tags.
-const CHARTS: [(&str, &str, &[&str]); 4] = [
+const CHARTS: [(&str, &str, &[&str]); 6] = [
     ("gradients", "gradient norm: input and output side", &["grad/input_norm", "grad/output_norm"]),
     ("gradients", "signed share of the gradient", &["grad/input_signed_share", "grad/output_signed_share"]),
+    ("gradients", "signed share of the update", &["update/input_signed_share", "update/output_signed_share"]),
     (
         "gradients",
         "gradient norm, the paper code's quantities",
         &["grad/authors/input_norm", "grad/authors/output_norm"],
     ),
+    ("tables", "cosine to the initial table", &["embedding/input_cos_to_init", "embedding/output_cos_to_init"]),
     ("loss", "training and evaluation loss", &["train/loss", "eval/loss"]),
 ];
 
