@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
+use lens::LensCommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
@@ -90,9 +91,9 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
-    /// Lenses: what every layer knows of the final prediction.
+    /// What every layer knows of the final prediction.
     #[command(subcommand)]
-    Lens(lens::LensCommand),
+    Lens(LensCommand),
     /// Continue a text.
     Generate(generate::GenerateArgs),
     /// What the kept tables of runs have in common, beside chance: alignment, neighbours, geometry, evolution, norms.
@@ -281,7 +282,12 @@ fn run(command: Command) -> Result<End, Error> {
             let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
             print_either(json.json, &comparison, || comparison.to_text())?;
         }
-        Command::Lens(command) => lens::lens(&command)?,
+        Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
+            let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
+            let report = lens::train(&run, &choice)?;
+            print_either(json.json, &report, || report.to_text())?;
+        }
+        Command::Lens(LensCommand::Show(args)) => lens::show(&args)?,
         Command::Generate(args) => generate::generate(&args)?,
         Command::Probe { runs, only, pairs, step, rows, permutations, probe_seed, json } => {
             let probes = match &only[..] {

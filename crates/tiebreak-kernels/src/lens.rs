@@ -483,3 +483,180 @@ fn native_readings(
     }
     Some(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Values, at_every_level, distance, host, matrix, normal};
+    use burn::tensor::{DType, Device, TensorData};
+
+    fn ids(n: usize, bound: usize, factor: usize) -> Tensor<1, Int> {
+        let list: Vec<i32> = (0..n).map(|i| (i * factor % bound) as i32).collect();
+        Tensor::from_data(TensorData::new(list, [n]), &Device::flex())
+    }
+
+    struct Case {
+        last: Values,
+        lens: Values,
+        u: Values,
+        bias: Option<Values>,
+        cap: Option<f64>,
+    }
+
+    impl Case {
+        fn new(n: usize, v: usize, d: usize, bias: bool, cap: Option<f64>) -> Self {
+            let bias = bias.then(|| normal([1, v], 0.5));
+            Self { last: normal([n, d], 1.0), lens: normal([n, d], 0.7), u: normal([v, d], 0.8), bias, cap }
+        }
+
+        fn head(&self, dtype: DType) -> LogitHead {
+            let bias_1v = self.bias.as_ref().map(|bias| matrix(bias, dtype));
+            LogitHead { output_vd: matrix(&self.u, dtype), bias_1v, softcap: self.cap }
+        }
+
+        fn kl_sum(&self, lens: &Values) -> f64 {
+            let found = lens_kl(&matrix(&self.last, DType::F64), &[matrix(lens, DType::F64)], &self.head(DType::F64));
+            host(&found[0]).iter().sum()
+        }
+    }
+
+    fn cases() -> Vec<Case> {
+        let sizes =
+            [(0, 5, 3), (1, 1, 1), (1, 37, 2), (7, 3, 80), (CHUNK, 129, 16), (CHUNK + 1, 31, 6), (37, 1500, 64)];
+        let heads = [(false, None), (true, None), (false, Some(2.0)), (true, Some(5.0))];
+        let all = sizes.into_iter().flat_map(|s| heads.into_iter().map(move |h| (s, h)));
+        all.map(|((n, v, d), (bias, cap))| Case::new(n, v, d, bias, cap)).collect()
+    }
+
+    #[test]
+    fn divergences_and_gradients_equal_their_composition_in_f64() {
+        at_every_level(|| {
+            for case in cases() {
+                let run = |dtype| {
+                    let (last, lens) = (matrix(&case.last, dtype), matrix(&case.lens, dtype));
+                    let (head, mut seen) = (case.head(dtype), Vec::new());
+                    let lenses = [lens, last.clone()];
+                    let found = lens_gradients(&last, &lenses, &head, 0.3, &mut |first, p| {
+                        assert_eq!(first * case.u.1[0], seen.len());
+                        seen.extend(p.iter().map(|p| f64::from(*p)));
+                    });
+                    for (plain, with) in lens_kl(&last, &lenses, &head).iter().zip(&found) {
+                        assert_eq!(host(plain), host(&with.kl_n));
+                    }
+                    assert!(dtype == DType::F64 || host(&found[1].kl_n).iter().all(|kl| *kl == 0.0), "its own");
+                    [host(&found[0].kl_n), host(&found[0].state_nd), seen]
+                };
+                let (found, expected) = (run(DType::F32), run(DType::F64));
+                let sizes = (case.last.1, case.u.1);
+                let worst = found[0].iter().zip(&expected[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 3e-5, "{sizes:?}: kl is off by {worst:e}");
+                for which in [1, 2] {
+                    let off = distance(&found[which], &expected[which]);
+                    assert!(off < 5e-6, "{sizes:?} {which}: {off:e}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences() {
+        for cap in [None, Some(1.5)] {
+            let case = Case::new(3, 11, 4, true, cap);
+            let head = case.head(DType::F64);
+            let (last, lens) = (matrix(&case.last, DType::F64), matrix(&case.lens, DType::F64));
+            let gradient = host(&lens_gradients(&last, &[lens], &head, 1.0, &mut |_, _| {})[0].state_nd);
+            for (i, gradient) in gradient.iter().enumerate() {
+                let at = |by: f64| {
+                    let mut lens = case.lens.clone();
+                    lens.0[i] += by;
+                    case.kl_sum(&lens)
+                };
+                let slope = (at(1e-5) - at(-1e-5)) / 2e-5;
+                assert!((slope - gradient).abs() < 1e-8 * (1.0 + slope.abs()), "{i}: {slope} {gradient}");
+            }
+        }
+    }
+
+    #[test]
+    fn readings_equal_their_composition_in_f64() {
+        at_every_level(|| {
+            for case in cases().into_iter().filter(|case| case.last.1[0] > 0) {
+                let ([n, _], [v, _]) = (case.last.1, case.u.1);
+                let run = |dtype| {
+                    let (last, lens) = (matrix(&case.last, dtype), matrix(&case.lens, dtype));
+                    let rows = Source::Rows(matrix(&normal([3, v], 1.0), dtype), ids(n, 3, 1));
+                    let sources = [Source::States(lens), Source::States(last.clone()), rows];
+                    readings(&last, &sources, &case.head(dtype), &ids(n, v, 7), Some(&ids(n, v, 5)))
+                };
+                let (found, expected) = (run(DType::F32), run(DType::F64));
+                assert!(found[1].iter().all(|r| r.rank == 1 && r.kl_nats == 0.0));
+                for (a, b) in found.iter().flatten().zip(expected.iter().flatten()) {
+                    assert_eq!((a.top, a.rank), (b.top, b.rank));
+                    let pairs = [
+                        (a.p, b.p),
+                        (a.kl_nats, b.kl_nats),
+                        (a.entropy_nats, b.entropy_nats),
+                        (a.p_input, b.p_input),
+                        (a.nats.unwrap(), b.nats.unwrap()),
+                    ];
+                    assert!(pairs.iter().all(|(a, b)| (a - b).abs() < 3e-5 * (1.0 + b.abs())), "{a:?} {b:?}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn equals_the_sums_written_out() {
+        // p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2), as logits of one-dimensional states.
+        let ln2 = 2f32.ln();
+        let u = crate::testing::matrix_f32(&[ln2, 0.0, 0.0, 0.0, 0.0, ln2], [3, 2]);
+        let states = crate::testing::matrix_f32(&[1.0, 0.0, 0.0, 1.0], [2, 2]);
+        let (last, lens) = (states.clone().slice([0..1]), states.slice([1..2]));
+        let (head, id) = (LogitHead::new(u), |id| Tensor::from_data([id], &Device::flex()));
+        at_every_level(|| {
+            let found = readings(&last, &[Source::States(lens.clone())], &head, &id(1), Some(&id(0)))[0][0];
+            assert_eq!((found.top, found.rank), (2, 2));
+            let expected = [0.5, 0.25 * 2f32.ln(), 1.5 * 2f32.ln(), 0.25, 4f32.ln()];
+            let found = [found.p, found.kl_nats, found.entropy_nats, found.p_input, found.nats.unwrap()];
+            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
+            let gradient = lens_gradients(&last, std::slice::from_ref(&lens), &head, 1.0, &mut |_, _| {});
+            let gradient = host(&gradient[0].state_nd);
+            let expected = [-0.25 * f64::from(ln2), 0.25 * f64::from(ln2)];
+            assert!(gradient.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-7), "{gradient:?}");
+        });
+    }
+
+    #[test]
+    fn extreme_logits_stay_finite_and_nan_passes_in_its_row() {
+        let run = |dtype| {
+            let column = |values: &[f64]| matrix(&(values.to_vec(), [values.len(), 1]), dtype);
+            let (last, lens) = (column(&[1e4, 1e4, -1e4, 1.0]), column(&[1e4, -1e4, 0.0, f64::NAN]));
+            let head = LogitHead::new(column(&[1.0, -1.0, 0.0]));
+            let found = &lens_gradients(&last, std::slice::from_ref(&lens), &head, 1.0, &mut |_, _| {})[0];
+            let (kl, dh) = (host(&found.kl_n), host(&found.state_nd));
+            assert!(kl[0] == 0.0 && kl[1] == 2e4 && (kl[2] - 3f64.ln()).abs() < 1e-6 && kl[3].is_nan(), "{kl:?}");
+            assert!(dh[..2] == [0.0, -2.0] && (dh[2] - 1.0).abs() < 1e-6 && dh[3].is_nan(), "{dh:?}");
+            let read = &readings(&last, &[Source::States(lens)], &head, &ids(4, 3, 1), Some(&ids(4, 3, 1)))[0];
+            assert!((read[1].top, read[1].rank, read[1].p) == (1, 3, 1.0) && read[3].kl_nats.is_nan(), "{read:?}");
+            assert!(read[..3].iter().all(|r| r.entropy_nats.is_finite() && r.nats.is_some_and(f32::is_finite)));
+        };
+        at_every_level(|| run(DType::F32));
+        run(DType::F64);
+    }
+
+    #[test]
+    fn the_same_bits_for_any_number_of_threads() {
+        let case = Case::new(2 * CHUNK + 77, 700, 48, true, Some(4.0));
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let (last, lens) = (matrix(&case.last, DType::F32), matrix(&case.lens, DType::F32));
+                let head = case.head(DType::F32);
+                let found = &lens_gradients(&last, std::slice::from_ref(&lens), &head, 1.0, &mut |_, _| {})[0];
+                (host(&found.kl_n), host(&found.state_nd))
+            })
+        };
+        assert_eq!(run(1), run(2));
+        assert_eq!(run(1), run(3));
+    }
+}

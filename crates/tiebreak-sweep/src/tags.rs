@@ -3,6 +3,8 @@
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
 
+use crate::lens::{LENS_TAGS, is_lens_tag};
+
 /// Every tag that a run of this build can write, with `{a,b}` for one of several and `<0..9>` for a digit. `<layer>` counts blocks
 /// from 1. A run lacks the ones that its mode, text or configuration gives no value: `grad/shared_` without a shared matrix,
 /// groups without ids, `align/` without `probe.every`.
@@ -36,13 +38,13 @@ pub fn is_tag(tag: &str) -> bool {
 
 /// Refuses what is no tag, naming the nearest one.
 pub(crate) fn check_metric(metric: &str) -> Result<(), Error> {
-    if is_tag(metric) {
+    if is_tag(metric) || is_lens_tag(metric) {
         return Ok(());
     }
     let near = if metric.contains('/') { metric.to_owned() } else { format!("eval/{metric}") };
     let all: Vec<String> = TAGS.iter().flat_map(|pattern| written_out(pattern)).collect();
     Err(Error::Input(format!(
-        "sweep.metric = {metric:?}: no such tag{}; tags: {}",
+        "sweep.metric = {metric:?}: no such tag{}; tags: {}, {LENS_TAGS}",
         did_you_mean(&near, all.iter().map(String::as_str)),
         TAGS.join(", ")
     )))

@@ -67,8 +67,7 @@ pub fn screen(sheets: &[Sheet], view: View, paper: Paper) -> String {
     }
     let [dark, bright] = scale.ends();
     let legend = format!(
-        "{} Cells: {}. Dark: {dark}, bright: {bright}. The last layer is what the model predicts; \"next\" is the token that \
-         follows.",
+        "{} Cells: {}. Dark: {dark}, bright: {bright}. The row \"next\" holds the token that follows.",
         sheets[0].kind.describe(),
         view.describe(),
     );

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
 use tiebreak_kernels::Source;
 
-/// Largest vocabulary with a bigram predictor: it needs V^2 single-precision numbers.
+/// Largest vocabulary with a bigram predictor, whose V^2 numbers then take 256 MiB.
 const LARGEST_BIGRAM: usize = 8192;
 
 /// Weight of the constant predictor in each id's distribution, in tokens.
@@ -75,15 +75,14 @@ impl Baselines {
         sums.iter().map(|sum| sum / (self.tokens + 1) as f64).collect()
     }
 
-    /// Log-probabilities of the constant predictor `[1, v]` and, where there is one, of the bigram predictor `[v, v]` by
-    /// current id.
-    pub fn logs(self, device: &Device) -> (Tensor<2>, Option<Tensor<2>>) {
+    /// The predictors, for use.
+    pub fn predictors(self, device: &Device) -> Predictors {
         let (v, constant) = (self.vocabulary, self.constant());
         let table = |values: Vec<f32>| {
             let rows = values.len() / v;
             Tensor::from_data(TensorData::new(values, [rows, v]), device)
         };
-        let bigram = self.by_id.map(|mut sums| {
+        let bigram_vv = self.by_id.map(|mut sums| {
             sums.par_chunks_mut(v).zip(&self.seen).for_each(|(row, seen)| {
                 for (p, constant) in row.iter_mut().zip(&constant) {
                     *p = ((f64::from(*p) + BACK_OFF * constant) / (*seen as f64 + BACK_OFF)).ln() as f32;
@@ -91,13 +90,23 @@ impl Baselines {
             });
             table(sums)
         });
-        (table(constant.iter().map(|p| p.ln() as f32).collect()), bigram)
+        Predictors { constant_1v: table(constant.iter().map(|p| p.ln() as f32).collect()), bigram_vv }
     }
 }
 
-/// The predictors as sources of distributions for tokens with these current ids `[n]`.
-pub fn sources(logs: &(Tensor<2>, Option<Tensor<2>>), inputs_n: &Tensor<1, Int>) -> Vec<Source> {
-    let constant = Source::Rows(logs.0.clone(), inputs_n.zeros_like());
-    let bigram = logs.1.iter().map(|logs_vv| Source::Rows(logs_vv.clone(), inputs_n.clone()));
-    std::iter::once(constant).chain(bigram).collect()
+/// Log-probabilities of predictors.
+pub struct Predictors {
+    /// The same for every token, `[1, v]`.
+    pub constant_1v: Tensor<2>,
+    /// By current id, `[v, v]`; none above 8192 ids, where it would take too much memory.
+    pub bigram_vv: Option<Tensor<2>>,
+}
+
+impl Predictors {
+    /// The constant predictor, then the bigram if there is one, for tokens with these current ids `[n]`.
+    pub fn sources(&self, inputs_n: &Tensor<1, Int>) -> Vec<Source> {
+        let constant = Source::Rows(self.constant_1v.clone(), inputs_n.zeros_like());
+        let bigram = self.bigram_vv.iter().map(|logs_vv| Source::Rows(logs_vv.clone(), inputs_n.clone()));
+        std::iter::once(constant).chain(bigram).collect()
+    }
 }

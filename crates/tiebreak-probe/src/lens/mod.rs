@@ -8,12 +8,14 @@
 mod baseline;
 mod logit;
 mod summary;
+#[cfg(test)]
+mod tests;
 mod training;
 mod tuned;
 
-pub use baseline::Baselines;
+pub use baseline::{Baselines, Predictors};
 pub use logit::logit_lens;
-pub use summary::{Summary, Sums};
+pub use summary::{HeldOut, PointSummary, Summary, held_out};
 pub use tiebreak_kernels::Reading;
 pub use training::{CurvePoint, Ended, Recipe, Trained, Training, train};
 pub use tuned::{Translator, TunedLens};
@@ -47,22 +49,27 @@ impl Lens<'_> {
 }
 
 /// Readings of ids `[b, t]` for each lens, by point (L + 1 of them), then by token (b t of them, row by row).
-///
-/// `targets_n` are the next tokens, where they are known.
-pub fn read(
+pub fn read(model: &dyn ProbedModel, lenses: &[Lens], ids_bt: Tensor<2, Int>) -> Vec<Vec<Vec<Reading>>> {
+    let mut found = read_beside(model, lenses, None, ids_bt, None).into_iter();
+    lenses.iter().map(|_| found.by_ref().take(model.layers() + 1).collect()).collect()
+}
+
+/// The same in one list, lens after lens, then the predictors; with the next tokens `[n]` where they are known.
+fn read_beside(
     model: &dyn ProbedModel,
     lenses: &[Lens],
+    predictors: Option<&Predictors>,
     ids_bt: Tensor<2, Int>,
     targets_n: Option<&Tensor<1, Int>>,
-) -> Vec<Vec<Vec<Reading>>> {
+) -> Vec<Vec<Reading>> {
     let (inputs_n, states) = flat_states(model, ids_bt);
     let final_nd = model.final_norm(states[states.len() - 1].clone());
     let normed = lenses.iter().flat_map(|lens| {
         states.iter().enumerate().map(|(point, state_nd)| Source::States(lens.normed(model, point, state_nd)))
     });
-    let sources: Vec<Source> = normed.collect();
-    let mut found = readings(&final_nd, &sources, &model.head(), &inputs_n, targets_n).into_iter();
-    lenses.iter().map(|_| found.by_ref().take(states.len()).collect()).collect()
+    let predicted = predictors.map(|predictors| predictors.sources(&inputs_n)).unwrap_or_default();
+    let sources: Vec<Source> = normed.chain(predicted).collect();
+    readings(&final_nd, &sources, &model.head(), &inputs_n, targets_n)
 }
 
 /// Ids `[n]` and states `[n, d]` of sequences `[b, t]`.

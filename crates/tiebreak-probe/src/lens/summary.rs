@@ -1,28 +1,19 @@
-//! Means of readings over tokens.
+//! Means of readings over held-out tokens.
 
 use std::f64::consts::LN_2;
 
+use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::Reading;
+use super::{Lens, Predictors, Reading, TunedLens, points, read_beside};
+use crate::ProbedModel;
 
-/// Running sums over tokens, in f64 and in order.
-#[derive(Clone, Debug, Default)]
-pub struct Sums {
-    tokens: usize,
-    kl: f64,
-    agree: usize,
-    correct: usize,
-    nats: f64,
-    p_input: f64,
-}
-
-/// Means over tokens of what one point says.
+/// Means over tokens of what one point, or a predictor, says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// KL(final || lens), bits.
     pub kl_bits: f64,
-    /// The same over that of the constant predictor; none where that is 0.
+    /// The same over that of the constant predictor, on the same tokens; none where that is 0.
     pub kl_fraction: Option<f64>,
     /// Share of tokens with the final distribution's top id.
     pub top1_agreement: f64,
@@ -32,36 +23,6 @@ pub struct Summary {
     pub ce_nats: f64,
     /// Probability of the current token.
     pub p_input: f64,
-}
-
-impl Sums {
-    /// Adds the reading of one token and the token that follows it.
-    pub fn add(&mut self, reading: &Reading, target: usize) {
-        self.tokens += 1;
-        self.kl += reading.kl_nats as f64;
-        self.agree += usize::from(reading.rank == 1);
-        self.correct += usize::from(reading.top == target);
-        self.nats += reading.nats.map_or(f64::NAN, f64::from);
-        self.p_input += reading.p_input as f64;
-    }
-
-    /// Mean KL(final || lens) in bits.
-    pub fn kl_bits(&self) -> f64 {
-        self.kl / LN_2 / self.tokens as f64
-    }
-
-    /// The means; `constant_kl_bits` is the constant predictor's divergence on the same tokens.
-    pub fn mean(&self, constant_kl_bits: f64) -> Summary {
-        let mean = |sum: f64| sum / self.tokens as f64;
-        Summary {
-            kl_bits: self.kl_bits(),
-            kl_fraction: (constant_kl_bits > 0.0).then(|| self.kl_bits() / constant_kl_bits),
-            top1_agreement: mean(self.agree as f64),
-            accuracy: mean(self.correct as f64),
-            ce_nats: mean(self.nats),
-            p_input: mean(self.p_input),
-        }
-    }
 }
 
 impl Summary {
@@ -77,4 +38,98 @@ impl Summary {
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
+}
+
+/// What both lenses say at one point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PointSummary {
+    /// `embed`, `1` .. `L`.
+    pub point: String,
+    /// The logit lens.
+    pub logit: Summary,
+    /// The tuned lens.
+    pub tuned: Summary,
+}
+
+/// Everything read on held-out text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeldOut {
+    /// Tokens read; all means are over them.
+    pub tokens: usize,
+    /// embed, 1 .. L.
+    pub points: Vec<PointSummary>,
+    /// The mean final distribution of the lens's training tokens.
+    pub constant: Summary,
+    /// The same by current token; none for large vocabularies.
+    pub bigram: Option<Summary>,
+}
+
+/// Running sums over tokens, in f64 and in order.
+#[derive(Clone, Default)]
+struct Sums {
+    tokens: usize,
+    kl: f64,
+    agree: usize,
+    correct: usize,
+    nats: f64,
+    p_input: f64,
+}
+
+impl Sums {
+    fn add(&mut self, reading: &Reading, target: usize) {
+        self.tokens += 1;
+        self.kl += f64::from(reading.kl_nats);
+        self.agree += usize::from(reading.rank == 1);
+        self.correct += usize::from(reading.top == target);
+        self.nats += reading.nats.map_or(f64::NAN, f64::from);
+        self.p_input += f64::from(reading.p_input);
+    }
+
+    fn mean(&self, constant_kl: f64) -> Summary {
+        let mean = |sum: f64| sum / self.tokens as f64;
+        Summary {
+            kl_bits: mean(self.kl) / LN_2,
+            kl_fraction: (constant_kl > 0.0).then(|| self.kl / constant_kl),
+            top1_agreement: mean(self.agree as f64),
+            accuracy: mean(self.correct as f64),
+            ce_nats: mean(self.nats),
+            p_input: mean(self.p_input),
+        }
+    }
+}
+
+/// Reads both lenses and the predictors on batches of ids `[b, t]` and their next tokens `[b, t]`. `None` if `go_on` says
+/// no before a batch.
+pub fn held_out(
+    model: &dyn ProbedModel,
+    lens: &TunedLens,
+    predictors: &Predictors,
+    batches: impl Iterator<Item = [Tensor<2, Int>; 2]>,
+    go_on: &dyn Fn() -> bool,
+) -> Option<HeldOut> {
+    let lenses = [Lens::Logit, Lens::Tuned(lens)];
+    let n_points = model.layers() + 1;
+    let mut sums: Vec<Sums> = Vec::new();
+    for [ids_bt, targets_bt] in batches {
+        if !go_on() {
+            return None;
+        }
+        let [b, t] = targets_bt.dims();
+        let targets_n = targets_bt.reshape([b * t]);
+        let targets: Vec<usize> = targets_n.to_data().iter::<i64>().map(|id| id as usize).collect();
+        let read = read_beside(model, &lenses, Some(predictors), ids_bt, Some(&targets_n));
+        sums.resize(read.len(), Sums::default());
+        for (sums, readings) in sums.iter_mut().zip(read) {
+            readings.iter().zip(&targets).for_each(|(reading, target)| sums.add(reading, *target));
+        }
+    }
+    let constant_kl = sums[2 * n_points].kl;
+    let mean = |at: usize| sums[at].mean(constant_kl);
+    let points = points(model.layers()).into_iter().enumerate();
+    Some(HeldOut {
+        tokens: sums[0].tokens,
+        points: points.map(|(k, point)| PointSummary { point, logit: mean(k), tuned: mean(n_points + k) }).collect(),
+        constant: mean(2 * n_points),
+        bigram: (sums.len() > 2 * n_points + 1).then(|| mean(2 * n_points + 1)),
+    })
 }

@@ -17,6 +17,13 @@ pub struct Translator {
 }
 
 impl Translator {
+    /// From A `[d, d]` and b `[1, d]`.
+    pub fn new(a_dd: Tensor<2>, offset_1d: Tensor<2>) -> Self {
+        // A transpose is a view; the fused product wants it laid out.
+        let at = (&a_dd.device(), a_dd.dtype());
+        Self { transposed_dd: Tensor::from_data(a_dd.clone().transpose().to_data(), at), offset_1d }
+    }
+
     /// A = 0, b = 0.
     pub fn identity(d: usize, device: &burn::tensor::Device) -> Self {
         Self { transposed_dd: Tensor::zeros([d, d], device), offset_1d: Tensor::zeros([1, d], device) }
@@ -63,6 +70,6 @@ impl TunedLens {
 
     /// What the translated states of ids `[b, t]` say, by point (L + 1 of them), then by token (b t of them, row by row).
     pub fn readings(&self, model: &dyn ProbedModel, ids_bt: Tensor<2, Int>) -> Vec<Vec<Reading>> {
-        read(model, &[Lens::Tuned(self)], ids_bt, None).swap_remove(0)
+        read(model, &[Lens::Tuned(self)], ids_bt).swap_remove(0)
     }
 }
