@@ -626,7 +626,7 @@ fn looking_into_a_run() {
     check(&place, "generate", &["generate", "out", "--prompt", "a"], &["out", "no run"], &mut failures);
     let long = "rain ".repeat(100);
     let show: &[(&[&str], &[&str])] = &[
-        (&["--text", "a", "--kind", "tuned"], &["no tuned lens", "step 60", "tiebreak lens train"]),
+        (&["--text", "a", "--kind", "tuned"], &["no tuned lens", "step 60", "tiebreak lens train", "converged"]),
         (&["--text", "a", "--step", "5"], &["no checkpoint of step 5", "56, 60"]),
         (&["--text", ""], &["--text", "no tokens"]),
         (&["--text", &long], &["--text", "reads at most 16", "shorten"]),

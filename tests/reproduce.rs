@@ -174,8 +174,8 @@ fn a_part_says_what_is_missing_and_what_is_wrong() {
     };
     refused(&["reproduce", "--only", "5_gradient_flw"], &["5_gradient_flw", "did you mean \"5_gradient_flow\""]);
     refused(&["reproduce", "--scale", "full", "--out", "out"], &["--out out", "quick scale", "choose another --out"]);
-    let run = std::fs::read_dir(place.path("out/runs")).unwrap().map(|e| e.unwrap().path());
-    let run = run.filter(|path| path.to_str().unwrap().contains("tied-s0-")).next().unwrap();
+    let mut runs = std::fs::read_dir(place.path("out/runs")).unwrap().map(|e| e.unwrap().path());
+    let run = runs.find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("tied-s0-")).unwrap();
     refused(&["reproduce", "--out", run.to_str().unwrap()], &["a run's own folder"]);
 
     let table = run.join("tables/step-4.safetensors");

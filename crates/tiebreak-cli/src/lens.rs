@@ -5,6 +5,8 @@ mod screen;
 mod show;
 mod view;
 
+pub use show::show;
+
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
@@ -84,9 +86,4 @@ pub fn train(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
         go_on: &|| true,
     };
     train_lens(&job)?.ok_or_else(|| Error::Failed("the lens was interrupted".into()))
-}
-
-/// Prints the table, and draws it where asked to.
-pub fn show(args: &show::ShowArgs) -> Result<(), Error> {
-    show::show(args)
 }

@@ -91,7 +91,7 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
-    /// Lenses: what every layer knows of the final prediction.
+    /// What every layer knows of the final prediction.
     #[command(subcommand)]
     Lens(LensCommand),
     /// Continue a text.

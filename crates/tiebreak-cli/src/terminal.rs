@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(cell("한국", 5, Side::Left), "한국 ");
         assert_eq!(cell("한국", 3, Side::Left), "한…");
         assert_eq!(cell("한국", 2, Side::Right), " …");
-        assert_eq!(cell("سلام", 6, Side::Left), "\u{2068}سلام\u{2069}  ");
+        assert_eq!(cell("سلام", 6, Side::Left), "\u{2068}سلام\u{2069}   ");
     }
 
     #[test]

@@ -728,7 +728,8 @@ mod tests {
                 .contains("all rows of the table are equal")
         );
         assert!(message(align(&gaussian(50, 2, 1), &equal, rows(50), options())).starts_with("target: all rows"));
-        assert!(message(align(&wide, &wide, rows(21), options())).contains("20 rows, the vocabulary 21"));
+        let narrow = gaussian(20, 2, 1);
+        assert!(message(align(&narrow, &narrow, rows(21), options())).contains("20 rows, the vocabulary 21"));
         assert!(message(Aligner::new(rows(20), Options { folds: 1, ..options() })).contains("folds = 1"));
         assert!(message(Aligner::new(rows(20), Options { folds: 21, ..options() })).contains("folds = 21"));
         let many = Options { permutations: usize::MAX, ..options() };

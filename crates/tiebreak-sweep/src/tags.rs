@@ -1,8 +1,9 @@
 //! The tags that runs write, which is what may be compared.
 
-use crate::lens::{LENS_TAGS, is_lens_tag};
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
+
+use crate::lens::{LENS_TAGS, is_lens_tag};
 
 /// Every tag that a run of this build can write, with `{a,b}` for one of several and `<0..9>` for a digit. `<layer>` counts blocks
 /// from 1. A run lacks the ones that its mode, text or configuration gives no value: `grad/shared_` without a shared matrix,
@@ -93,7 +94,7 @@ mod tests {
             ("evil/ppl", "eval/ppl"),
             ("grad/output_over_inptu", "grad/output_over_input"),
             ("grad/author/input_norm", "grad/authors/input_norm"),
-            ("align/tied_to_input/linear", "align/tied_to_tied/linear"),
+            ("align/tied_to_input/linear", "align/input_to_input/linear"),
         ] {
             let message = check_metric(metric).unwrap_err().to_string();
             assert!(message.contains(&format!("did you mean {near:?}")), "{message}");

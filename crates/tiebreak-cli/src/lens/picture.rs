@@ -27,9 +27,6 @@ pub fn picture(sheets: &[Sheet], view: View) -> Result<Figure, Error> {
         }
     };
     let [dark, bright] = scale.ends();
-    let caption = vec![
-        format!("Cells: {}; the last layer is what the model predicts.", view.describe()),
-        sheets[0].kind.describe().to_owned(),
-    ];
+    let caption = vec![format!("Cells: {}.", view.describe()), sheets[0].kind.describe().to_owned()];
     heat_maps(&sheets.iter().map(map).collect::<Vec<_>>(), &Key { dark, bright, caption })
 }

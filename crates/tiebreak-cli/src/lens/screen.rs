@@ -67,8 +67,7 @@ pub fn screen(sheets: &[Sheet], view: View, paper: Paper) -> String {
     }
     let [dark, bright] = scale.ends();
     let legend = format!(
-        "{} Cells: {}. Dark: {dark}, bright: {bright}. The last layer is what the model predicts; \"next\" is the token that \
-         follows.",
+        "{} Cells: {}. Dark: {dark}, bright: {bright}. The row \"next\" holds the token that follows.",
         sheets[0].kind.describe(),
         view.describe(),
     );
@@ -224,7 +223,7 @@ mod tests {
                 assert!(text.lines().all(|line| line.width() <= width.max(longest_word)), "{view:?} {width}\n{text}");
                 for block in tables.split("\n\n") {
                     let rows: Vec<&str> = block.lines().collect();
-                    assert_eq!(rows.len(), 7, "title, positions, tokens, embed, 1, 2, 3 and next: {block}");
+                    assert_eq!(rows.len(), 8, "title, positions, tokens, embed, 1, 2, 3 and next: {block}");
                 }
                 // Every position has its column, and in it its token.
                 for i in 1..=TOKENS.len() {

@@ -9,7 +9,8 @@ use serde::Serialize;
 use tiebreak_data::{Tokenizer, frequencies, write_atomic};
 use tiebreak_model::interface::ModeKind;
 use tiebreak_probe::ProbedModel;
-use tiebreak_probe::lens::{Reading, logit_lens, points};
+use tiebreak_probe::lens::{Reading, Recipe, TunedLens, logit_lens, points};
+use tiebreak_train::lens::load_lens;
 use tiebreak_train::{Error, TrainedModel};
 
 use super::picture::picture;
@@ -27,7 +28,7 @@ pub struct ShowArgs {
     /// The sentence.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     text: OsString,
-    /// logit reads states as they are, tuned translates them first (after `tiebreak lens train`).
+    /// logit reads states as they are, tuned and tuned_paper translate them first (after `tiebreak lens train`).
     #[arg(long, default_value = "logit")]
     kind: Kind,
     /// What the cells hold. Logits are no probabilities before softmax, and the head was not trained to read early layers:
@@ -54,14 +55,17 @@ pub struct ShowArgs {
     json: bool,
 }
 
-/// How states are read.
+/// How states are read, as in the names of tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum Kind {
     /// As they are.
     Logit,
-    /// Translated.
+    /// Translated, by translators trained until the stopping rule.
     Tuned,
+    /// Translated, by the paper's recipe, which reads the last layer through a translator too.
+    TunedPaper,
 }
 
 /// What a layer says at a token.
@@ -197,13 +201,8 @@ impl Sheet {
         let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(wide, [1, ids.len()]), &model.device());
         let readings = match kind {
             Kind::Logit => logit_lens(model, ids_bt),
-            Kind::Tuned => {
-                return Err(Error::Input(format!(
-                    "{0}: no tuned lens was trained at step {1}: `tiebreak lens train {0} --step {1}` trains one",
-                    model.folder.0.display(),
-                    model.step
-                )));
-            }
+            Kind::Tuned => tuned(model, Recipe::Converged)?.readings(model, ids_bt),
+            Kind::TunedPaper => tuned(model, Recipe::Paper)?.readings(model, ids_bt),
         };
         let tokenizer = &model.data.tokenizer;
         let name = model.folder.0.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_owned()));
@@ -220,6 +219,21 @@ impl Sheet {
             cells: readings.iter().map(|row| row.iter().map(|r| Cell::new(r, tokenizer)).collect()).collect(),
         })
     }
+}
+
+/// The lens that `lens train` left.
+fn tuned(model: &TrainedModel, recipe: Recipe) -> Result<TunedLens, Error> {
+    let path = model.folder.lens(model.step, recipe, None);
+    if !path.is_file() {
+        let run = model.folder.0.display();
+        return Err(Error::Input(format!(
+            "{run}: no tuned lens was trained at step {0} with the recipe {1}: `tiebreak lens train {run} --step {0} --recipe {1}` \
+             trains one",
+            model.step,
+            recipe.name()
+        )));
+    }
+    load_lens(&path, model)
 }
 
 impl Cell {

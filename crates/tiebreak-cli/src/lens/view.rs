@@ -91,9 +91,17 @@ impl Kind {
     pub fn describe(self) -> &'static str {
         match self {
             Kind::Logit => {
-                "Logit lens: each layer's state through the final norm and the head, which was not trained to read early layers."
+                "Logit lens: each layer's state through the final norm and the head, which was not trained to read early layers. \
+                 The last layer is what the model predicts."
             }
-            Kind::Tuned => "Tuned lens: each layer's state through its translator, the final norm and the head.",
+            Kind::Tuned => {
+                "Tuned lens: each layer's state through its translator, the final norm and the head. The last layer is what the \
+                 model predicts."
+            }
+            Kind::TunedPaper => {
+                "Tuned lens, the paper's recipe: each layer's state through a translator, the final norm and the head, the last \
+                 layer's too, which so is not quite what the model predicts."
+            }
         }
     }
 }

@@ -86,7 +86,7 @@ impl Distribution {
     /// nothing.
     pub fn new(logits: &[f32], temperature: f64, top_k: Option<usize>, top_p: f64) -> Self {
         let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weigh = |(id, logit): (usize, &f32)| (id as u32, (((logit - top) as f64) / temperature).exp());
+        let weigh = |(id, logit): (usize, &f32)| (id as u32, ((*logit as f64 - top as f64) / temperature).exp());
         // By weight, not by logit, would let a low temperature make ties of what has an order.
         let falling = |a: &(usize, &f32), b: &(usize, &f32)| b.1.total_cmp(a.1).then(a.0.cmp(&b.0));
         let mut ids: Vec<(usize, &f32)> = logits.iter().enumerate().collect();
@@ -211,7 +211,10 @@ mod tests {
             assert!((sum - 1.0).abs() < 1e-12, "{temperature}: {sum}");
             assert!(d.iter().all(|(_, p)| p.is_finite()));
             let ratio = d[3].1 / d[0].1;
-            assert!((ratio - (-1.4f32 as f64 / temperature).exp()).abs() < 1e-6, "{temperature}: {ratio}");
+            assert!(
+                (ratio - ((LOGITS[3] as f64 - LOGITS[0] as f64) / temperature).exp()).abs() < 1e-12,
+                "{temperature}: {ratio}"
+            );
         }
         let whole = Distribution::new(&LOGITS, 1.0, None, 1.0);
         for ((_, p), expected) in whole.0.iter().zip(softmax(&LOGITS)) {

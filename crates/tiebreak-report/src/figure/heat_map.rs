@@ -150,24 +150,24 @@ fn paint_map<B: DrawingBackend>(area: &Area<B>, map: &HeatMap, left: u32, top: u
     for (block, first) in (0..map.heads.len()).step_by(COLUMNS).enumerate() {
         let columns = first..(first + COLUMNS).min(map.heads.len());
         let mut y = top + TITLE + block as u32 * map.block_height();
-        let labels = |y: u32, name: &str, texts: &[String]| -> Drawn<B> {
-            write(area, name, (left, y), LABEL, &faint())?;
+        let labels = |y: u32, name: &str, texts: &[String], style: &TextStyle| -> Drawn<B> {
+            write(area, name, (left, y), LABEL, style)?;
             for (x, text) in (left + LABEL..).step_by(CELL as usize).zip(&texts[columns.clone()]) {
-                write(area, text, (x + 4, y), CELL - 6, &faint())?;
+                write(area, text, (x + 4, y), CELL - 6, style)?;
             }
             Ok(())
         };
-        labels(y, "", &map.heads)?;
+        labels(y, "", &map.heads, &font(TEXT))?;
         y += LINE;
         for (row, tiles) in map.rows.iter().zip(&map.cells) {
             let height = map.row_height();
-            write(area, row, (left, y + (height - 16) / 2), LABEL, &faint())?;
+            write(area, row, (left, y + (height - 16) / 2), LABEL, &font(TEXT))?;
             for (x, tile) in (left + LABEL..).step_by(CELL as usize).zip(&tiles[columns.clone()]) {
                 paint_tile(area, tile, (x, y), (CELL, height))?;
             }
             y += height;
         }
-        labels(y + 3, &map.foot, &map.feet)?;
+        labels(y + 3, &map.foot, &map.feet, &font(TEXT).color(&GREY))?;
     }
     Ok(())
 }
@@ -182,8 +182,7 @@ fn paint_tile<B: DrawingBackend>(area: &Area<B>, tile: &Tile, (x, y): (u32, u32)
 }
 
 fn paint_key<B: DrawingBackend>(area: &Area<B>, key: &Key, x: u32, y: u32) -> Drawn<B> {
-    let style = font(TEXT);
-    let right = style.pos(Pos::new(HPos::Right, VPos::Top));
+    let (style, right) = (font(TEXT), font(TEXT).pos(Pos::new(HPos::Right, VPos::Top)));
     let ends = (x + 130, x + 130 + BAR.0);
     area.draw(&Text::new(drawable(&key.dark), (px(ends.0 - 8), px(y - 2)), right))?;
     for step in 0..BAR.0 {
@@ -196,10 +195,6 @@ fn paint_key<B: DrawingBackend>(area: &Area<B>, key: &Key, x: u32, y: u32) -> Dr
         area.draw(&Text::new(drawable(text), (px(x), px(y + line * LINE)), style.clone()))?;
     }
     Ok(())
-}
-
-fn faint() -> TextStyle<'static> {
-    TextStyle { color: GREY.to_backend_color(), ..font(TEXT) }
 }
 
 /// `text` from its top left corner (pixels), cut to `width` pixels.
@@ -289,7 +284,7 @@ mod tests {
         };
         let (one, two) = (size(&[map(14, 3)]), size(&[map(15, 3)]));
         assert!(two.0 == one.0 && two.1 == one.1 + map(1, 3).block_height());
-        assert!(size(&[map(3, 3), map(3, 3)]).0 > size(&[map(3, 3)]).0, "side by side");
+        assert!(size(&[map(4, 3), map(4, 3)]).0 > size(&[map(4, 3)]).0, "side by side");
         assert!(size(&[map(14, 3), map(14, 3)]).1 > 3 * one.1 / 2, "one above the other");
         assert!(heat_maps(&[map(1201, 2)], &key()).unwrap_err().to_string().contains("2402 cells"));
     }
