@@ -92,6 +92,10 @@ fn everything_is_trained_once_measured_and_judged() {
     for claim in all {
         let (id, verdict) = (&claim["id"], claim["verdict"].as_str().unwrap());
         assert!(verdicts.contains(&verdict) || ["not reproduced", "opposite"].contains(&verdict), "{id}: {verdict}");
+        if id == "early-layers-suffer" {
+            assert!(claim["missing"].to_string().contains("no converged lens") && verdict == "inconclusive", "{claim}");
+            continue;
+        }
         assert_eq!(claim["missing"].as_array().unwrap().len(), 0, "{claim}");
         let primary = &claim["measures"][0];
         assert_eq!((&primary["role"], &primary["n"]), (&"primary".into(), &3.into()), "{id}");
@@ -180,6 +184,7 @@ fn a_part_says_what_is_missing_and_what_is_wrong() {
 
     let table = run.join("tables/step-4.safetensors");
     std::fs::remove_file(&table).unwrap();
+    std::fs::remove_file(place.path("out/alignments.json")).unwrap();
     let first = ["reproduce", "--scale", "quick", "--only", "1_embedding_alignment", "--out", "out"];
     refused(&first, &["no tables of step 4 were kept", run.file_name().unwrap().to_str().unwrap()]);
     std::fs::write(place.path("out/pilot.json"), "{").unwrap();

@@ -284,7 +284,9 @@ impl RunConfig {
             ("lens.eval_tokens", self.lens.eval_tokens, "all"),
             ("lens.train_tokens", self.lens.train_tokens, "until the stopping rule"),
         ] {
-            if (1..context).contains(&tokens) {
+            // A default that no lens of this run will use is nobody's mistake.
+            let unused = key.starts_with("lens.") && self.lens == LensConfig::default();
+            if !unused && (1..context).contains(&tokens) {
                 return fail(format!(
                     "{key} = {tokens}: less than one window of data.context_length = {context}; expected 0 ({zero}) or at \
                      least that"

@@ -577,7 +577,7 @@ mod tests {
         let layout = Layout::parse_from_bytes(&layout).unwrap();
         let chart = &layout.get_category()[0].get_chart()[0];
         assert_eq!(chart.get_multiline().get_tag(), ["^grad/input_norm$", "^grad/output_norm$"]);
-        assert_eq!(layout.get_category().iter().map(|c| c.get_chart().len()).collect::<Vec<_>>(), [3, 1]);
+        assert_eq!(layout.get_category().iter().map(|c| c.get_chart().len()).collect::<Vec<_>>(), [4, 1, 1]);
         let value = &events[2].get_summary().get_value()[0];
         assert_eq!((events[2].get_step(), value.get_tag(), value.get_simple_value()), (7, "train/loss", 1.5));
         let tags: Vec<_> = events[3].get_summary().get_value().iter().map(Summary_Value::get_tag).collect();
