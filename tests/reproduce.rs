@@ -73,7 +73,7 @@ fn last(place: &Place, arm: &str, tag: &str) -> BTreeMap<u64, f64> {
         };
         let text = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let value = lines.filter(|line| line["tag"] == tag).last().unwrap()["value"].as_f64().unwrap();
+        let value = lines.filter(|line| line["tag"] == tag).next_back().unwrap()["value"].as_f64().unwrap();
         values.insert(seed.parse().unwrap(), value);
     }
     values.remove(&100);
@@ -122,8 +122,10 @@ fn everything_is_trained_once_measured_and_judged() {
         std::fs::read_dir(place.path("out/runs")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let runs: Vec<String> = runs.filter(|name| name.contains("-s")).collect();
     let tested = runs.iter().filter(|name| !name.contains("-s100-")).count();
-    assert_eq!(tested, 17 * 3 + 2 * 3 * 3, "{runs:?}");
     let pilot = json(&place, "out/pilot.json");
+    // Where x5 moves as tied does, the movement-matched arm is tied itself.
+    let arms = if pilot["movement"]["table_lr_scale"] == 1.0 { 16 } else { 17 };
+    assert_eq!(tested, arms * 3 + 2 * 3 * 3, "{runs:?}");
     let lr = pilot["rates"]["tied"]["lr"].as_f64().unwrap();
     for arm in ["tied", "x5", "movement-matched", "eps-x5"] {
         let run = runs.iter().find(|name| name.starts_with(&format!("{arm}-s0-"))).unwrap();
@@ -182,11 +184,6 @@ fn a_part_says_what_is_missing_and_what_is_wrong() {
     let run = runs.find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("tied-s0-")).unwrap();
     refused(&["reproduce", "--out", run.to_str().unwrap()], &["a run's own folder"]);
 
-    let table = run.join("tables/step-4.safetensors");
-    std::fs::remove_file(&table).unwrap();
-    std::fs::remove_file(place.path("out/alignments.json")).unwrap();
-    let first = ["reproduce", "--scale", "quick", "--only", "1_embedding_alignment", "--out", "out"];
-    refused(&first, &["no tables of step 4 were kept", run.file_name().unwrap().to_str().unwrap()]);
     std::fs::write(place.path("out/pilot.json"), "{").unwrap();
     refused(&args, &["pilot.json", "remove it"]);
 }

@@ -116,7 +116,7 @@ mod tests {
                     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     // Half of them single bytes, which lie below 256.
                     let id = (state >> 33) as u32;
-                    if id % 2 == 0 { id % 256 } else { id % 50_257 }
+                    if id.is_multiple_of(2) { id % 256 } else { id % 50_257 }
                 })
                 .collect();
             let (parts, rest) = streamed(&tokenizer, &[], &ids);

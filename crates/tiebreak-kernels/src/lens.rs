@@ -49,6 +49,7 @@ impl LogitHead {
 
 /// Where a distribution that is compared with the final one comes from.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack of one call")]
 pub enum Source {
     /// The head, over normed states `[n, d]`.
     States(Tensor<2>),
@@ -613,7 +614,7 @@ mod tests {
         let ln2 = 2f32.ln();
         let u = crate::testing::matrix_f32(&[ln2, 0.0, 0.0, 0.0, 0.0, ln2], [3, 2]);
         let states = crate::testing::matrix_f32(&[1.0, 0.0, 0.0, 1.0], [2, 2]);
-        let (last, lens) = (states.clone().slice([0..1]), states.slice([1..2]));
+        let (last, lens) = (states.clone().slice_dim(0, 0..1), states.slice_dim(0, 1..2));
         let (head, id) = (LogitHead::new(u), |id| Tensor::from_data([id], &Device::flex()));
         at_every_level(|| {
             let found = readings(&last, &[Source::States(lens.clone())], &head, &id(1), Some(&id(0)))[0][0];

@@ -142,8 +142,8 @@ impl<'a> Alignments<'a> {
             let mut tables: BTreeMap<String, Prepared> = BTreeMap::new();
             let name = |which: &Which| format!("{}:{}", which.0.name(), which.1.name());
             for which in unknown.iter().flat_map(|(s, t)| [s, t]) {
-                if !tables.contains_key(&name(which)) {
-                    tables.insert(name(which), Prepared::new(which, part)?);
+                if let std::collections::btree_map::Entry::Vacant(entry) = tables.entry(name(which)) {
+                    entry.insert(Prepared::new(which, part)?);
                 }
             }
             let rows = self.runs.rows(first)?;

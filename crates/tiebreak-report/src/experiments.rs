@@ -136,7 +136,8 @@ const ACROSS: &str = "input to output, one untied model";
 
 /// Alignment over the kept steps.
 fn over_steps(judge: &mut Judge) -> Result<Figure, Error> {
-    let mut series: BTreeMap<(usize, &str), Vec<Vec<(f64, f64)>>> = BTreeMap::new();
+    type Curve = Vec<(f64, f64)>;
+    let mut series: BTreeMap<(usize, &str), Vec<Curve>> = BTreeMap::new();
     let runs = judge.runs;
     let last = runs.of("tied").first().map_or(0, |run| run.steps());
     let parts = kept_between(runs, "tied").into_iter().map(|s| (s, Part::At(s))).chain([(last, Part::Whole)]);

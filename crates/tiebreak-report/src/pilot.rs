@@ -288,13 +288,16 @@ impl Search<'_> {
     }
 }
 
+/// Factors with the cosines that they reached.
+type Trials = Vec<(f64, f64)>;
+
 /// The factor whose cosine is within [`NEAR`] of `target`, or the nearest of [`TRIALS`]; its cosine; all trials. The cosine falls
 /// as the factor grows, and is `start` at factor 1.
 fn bisect(
     start: f64,
     target: f64,
     mut moved: impl FnMut(f64) -> Result<f64, Halt>,
-) -> Result<(f64, f64, Vec<(f64, f64)>), Halt> {
+) -> Result<(f64, f64, Trials), Halt> {
     // In powers of two; x5 moves less than tied, as a rule, and then the factor is below 1.
     let (mut low, mut high) = if target >= start { (-6.0, 0.0) } else { (0.0, 6.0) };
     let mut trials = vec![(1.0, start)];

@@ -435,7 +435,7 @@ impl Pairing<'_> {
 
     /// Pairs of entries, source first.
     fn choose(&self, entries: &[Entry]) -> Vec<(usize, usize, Relation)> {
-        let arms: Vec<_> = self.runs.iter().map(|run| configuration(run)).collect();
+        let arms: Vec<_> = self.runs.iter().map(configuration).collect();
         let relation = |a: &Entry, b: &Entry| {
             let (run_a, run_b) = (&self.runs[a.run], &self.runs[b.run]);
             if a.run == b.run {

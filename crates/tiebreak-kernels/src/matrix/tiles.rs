@@ -181,9 +181,9 @@ impl Tiles {
     /// Some rows of a left operand, or columns of a right one, over some steps of the inner size. Both begin at multiples
     /// of 32; steps that end elsewhere end with the operand's.
     pub(super) fn part(&self, span: Range<usize>, depth: Range<usize>) -> Part<'_> {
-        assert!(span.start % (2 * SPAN) == 0 && depth.start % DEPTH == 0);
+        assert!(span.start.is_multiple_of(2 * SPAN) && depth.start.is_multiple_of(DEPTH));
         assert!(span.start <= span.end && span.end <= self.span && depth.start <= depth.end);
-        assert!(depth.end == self.depth || depth.end < self.depth && depth.end % DEPTH == 0);
+        assert!(depth.end == self.depth || depth.end < self.depth && depth.end.is_multiple_of(DEPTH));
         Part { tiles: self, span, depth }
     }
 
@@ -553,7 +553,8 @@ mod tests {
 
     #[test]
     fn rounding_is_to_nearest_even_and_keeps_what_is_no_number() {
-        let special = [1.0, 1.00390625, 1.01171875, 1.003907, -0.0, 3.4e38, f32::INFINITY, f32::NAN, 1e-39, -1e-39];
+        let special =
+            [1.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 1.003907, -0.0, 3.4e38, f32::INFINITY, f32::NAN, 1e-39, -1e-39];
         let rounded = [1.0, 1.0, 1.015625, 1.0078125, -0.0, f32::INFINITY, f32::INFINITY, f32::NAN, 0.0, -0.0];
         // A whole tile takes the vector path, a smaller matrix the plain one.
         for rows in [16, 15] {

@@ -7,9 +7,12 @@ use tiebreak_kernels::{LogitHead, NormKind, lens_gradients, norm};
 
 use super::*;
 
+/// States of ids at every point.
+type StatesOf = dyn Fn(&Tensor<2, Int>) -> Vec<Tensor<2>>;
+
 /// States by a rule of the ids; a layer norm with gain and bias.
 pub(super) struct Toy {
-    states: Box<dyn Fn(&Tensor<2, Int>) -> Vec<Tensor<2>>>,
+    states: Box<StatesOf>,
     layers: usize,
     gain: Tensor<2>,
     bias: Tensor<2>,
