@@ -72,8 +72,8 @@ fn last(place: &Place, arm: &str, tag: &str) -> BTreeMap<u64, f64> {
             continue;
         };
         let text = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let value = lines.filter(|line| line["tag"] == tag).next_back().unwrap()["value"].as_f64().unwrap();
+        let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let value = lines.rfind(|line| line["tag"] == tag).unwrap()["value"].as_f64().unwrap();
         values.insert(seed.parse().unwrap(), value);
     }
     values.remove(&100);
