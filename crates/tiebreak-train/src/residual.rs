@@ -7,7 +7,7 @@ use tiebreak_model::Model;
 use crate::step::MicroBatch;
 use crate::track::Tag;
 
-/// residual/<layer>/update_over_stream: the mean over tokens of |x_k - x_(k-1)| / |x_(k-1)| for layer k = 1 to L, where x_k is
+/// `residual/<layer>/update_over_stream`: the mean over tokens of |x_k - x_(k-1)| / |x_(k-1)| for layer k = 1 to L, where x_k is
 /// the residual stream `[d]` behind block k and x_0 what enters the first block. A block is attention and MLP together. A token
 /// whose stream is zero has no ratio.
 pub fn update_over_stream(model: &Model, batches: impl Iterator<Item = MicroBatch>) -> Vec<(Tag, f64)> {

@@ -19,10 +19,10 @@ use crate::ProbedModel;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recipe {
-    /// Adam on whitened states until every point's held-in KL falls by less than [`BOUND`] over [`WINDOW`] tokens, then with
+    /// Adam on whitened states until every point's held-in KL falls by less than `BOUND` over `WINDOW` tokens, then with
     /// the rate falling linearly to 0 over twice as many tokens again. Translator k reads point k; the last point has none.
     Converged,
-    /// The paper's code, for comparison: [`PAPER_STEPS`] steps of SGD (Nesterov momentum 0.9, rate 0.1 falling linearly to
+    /// The paper's code, for comparison: `PAPER_STEPS` steps of SGD (Nesterov momentum 0.9, rate 0.1 falling linearly to
     /// 0, decay 1e-3) under one gradient clip of 1 over all translators together, which bounds how far they can get. Its
     /// translators are trained on their own points but point k >= 1 is read with translator k - 1, and the last point is
     /// normed twice. The paper's steps have 32 to 64 times as many tokens.
@@ -111,7 +111,7 @@ pub enum Ended {
     Settled,
     /// The tokens that were asked for, or that the recipe has.
     Tokens,
-    /// [`LIMIT`], before the stopping rule held.
+    /// `LIMIT`, before the stopping rule held.
     Limit,
     /// The loss became no finite number.
     NotFinite,
