@@ -127,7 +127,7 @@ fn everything_is_trained_once_measured_and_judged() {
     let arms = if pilot["movement"]["table_lr_scale"] == 1.0 { 16 } else { 17 };
     assert_eq!(tested, arms * 3 + 2 * 3 * 3, "{runs:?}");
     let lr = pilot["rates"]["tied"]["lr"].as_f64().unwrap();
-    for arm in ["tied", "x5", "movement-matched", "eps-x5"] {
+    for arm in ["tied", "x5", "eps-x5"] {
         let run = runs.iter().find(|name| name.starts_with(&format!("{arm}-s0-"))).unwrap();
         let config: toml::Table =
             std::fs::read_to_string(place.path("out/runs").join(run).join("config.toml")).unwrap().parse().unwrap();
