@@ -4,6 +4,7 @@ mod bad_input;
 mod golden;
 mod harness;
 mod invariants;
+mod lens;
 mod resume;
 mod sweep;
 mod tensorboard;

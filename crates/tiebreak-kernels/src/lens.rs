@@ -75,6 +75,18 @@ pub struct Reading {
     pub nats: Option<f32>,
 }
 
+impl Reading {
+    /// KL(final || this), bits.
+    pub fn kl_bits(&self) -> f64 {
+        f64::from(self.kl_nats) / std::f64::consts::LN_2
+    }
+
+    /// Its entropy, bits.
+    pub fn entropy_bits(&self) -> f64 {
+        f64::from(self.entropy_nats) / std::f64::consts::LN_2
+    }
+}
+
 /// KL(final || lens) of one point in nats per token `[n]`, and its gradient with respect to the lens's normed states.
 pub struct LensGradients {
     /// KL in nats, `[n]`.
@@ -388,8 +400,7 @@ fn native(
     let m = CHUNK.min(n);
     let (mut buffer, mut p) = (Unfilled::new(m * v), vec![0.0; m * v]);
     let mut kl: Vec<Vec<f32>> = lenses.iter().map(|_| vec![0.0; n]).collect();
-    let mut dh: Vec<Unfilled> =
-        lenses.iter().map(|_| Unfilled::new(if scale.is_some() { n * d } else { 0 })).collect();
+    let mut dh: Vec<Unfilled> = lenses.iter().map(|_| Unfilled::new(if scale.is_some() { n * d } else { 0 })).collect();
     for start in (0..n).step_by(CHUNK) {
         let m = CHUNK.min(n - start);
         let p = &mut p[..m * v];
@@ -524,7 +535,8 @@ mod tests {
     }
 
     fn cases() -> Vec<Case> {
-        let sizes = [(0, 5, 3), (1, 1, 1), (1, 37, 2), (7, 3, 80), (CHUNK, 129, 16), (CHUNK + 1, 31, 6), (37, 1500, 64)];
+        let sizes =
+            [(0, 5, 3), (1, 1, 1), (1, 37, 2), (7, 3, 80), (CHUNK, 129, 16), (CHUNK + 1, 31, 6), (37, 1500, 64)];
         let heads = [(false, None), (true, None), (false, Some(8.0)), (true, Some(20.0))];
         let all = sizes.into_iter().flat_map(|s| heads.into_iter().map(move |h| (s, h)));
         all.map(|((n, v, d), (bias, cap))| Case::new(n, v, d, bias, cap)).collect()

@@ -103,9 +103,7 @@ impl Sweep {
             let config = &cell.loaded.config;
             let (name, state) = match planned {
                 None => ("(named once the data is prepared)".to_owned(), None),
-                Some(planned) => {
-                    (planned.folder_name(), planned.status()?.map(|status| (status.state, status.step)))
-                }
+                Some(planned) => (planned.folder_name(), planned.status()?.map(|status| (status.state, status.step))),
             };
             let state = match state {
                 Some((RunState::Complete, _)) => "complete".to_owned(),

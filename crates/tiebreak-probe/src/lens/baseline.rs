@@ -67,7 +67,9 @@ impl Baselines {
         let v = self.vocabulary;
         let mut sums = vec![1.0 / v as f64; v];
         match &self.by_id {
-            Some(rows) => rows.chunks(v).for_each(|row| sums.iter_mut().zip(row).for_each(|(s, p)| *s += f64::from(*p))),
+            Some(rows) => {
+                rows.chunks(v).for_each(|row| sums.iter_mut().zip(row).for_each(|(s, p)| *s += f64::from(*p)))
+            }
             None => sums.iter_mut().zip(&self.all).for_each(|(s, all)| *s += all),
         }
         sums.iter().map(|sum| sum / (self.tokens + 1) as f64).collect()
