@@ -133,6 +133,8 @@ def compare(run, shard):
     model, context = config["model"], config["data"]["context_length"]
     load = lambda path: {name: x.astype(np.float64) for name, x in load_file(path).items()}
     raw = pathlib.Path(shard).read_bytes()
+    if raw[80:112].hex() != json.loads((run / "env.json").read_text())["data"]["tokenizer_hash"]:
+        sys.exit(f"{shard}: another tokenizer's than the run's")
     width = int.from_bytes(raw[12:16], "little")
     tokens = np.frombuffer(raw, {2: "<u2", 4: "<u4"}[width], offset=256).astype(int)
     worst = 0.0

@@ -4,6 +4,7 @@ mod bad_input;
 mod golden;
 mod harness;
 mod invariants;
+mod lens;
 mod look;
 mod precision;
 mod probes;

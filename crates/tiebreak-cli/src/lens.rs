@@ -62,8 +62,13 @@ pub struct Choice {
     pub eval_tokens: Option<usize>,
 }
 
-/// Trains and reads a lens.
+/// Trains and reads a lens, on all cores.
 pub fn train(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
+    // Among the pool's threads: from outside, every parallel loop would wait for one of them to wake.
+    rayon::scope(|_| train_here(run, choice))
+}
+
+fn train_here(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
     let model = TrainedModel::load(run, choice.step)?;
     let mut config = model.config.clone();
     if let Some(recipe) = choice.recipe {

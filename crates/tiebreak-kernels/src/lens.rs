@@ -76,6 +76,18 @@ pub struct Reading {
     pub nats: Option<f32>,
 }
 
+impl Reading {
+    /// KL(final || this), bits.
+    pub fn kl_bits(&self) -> f64 {
+        f64::from(self.kl_nats) / std::f64::consts::LN_2
+    }
+
+    /// Its entropy, bits.
+    pub fn entropy_bits(&self) -> f64 {
+        f64::from(self.entropy_nats) / std::f64::consts::LN_2
+    }
+}
+
 /// KL(final || lens) of one point in nats per token `[n]`, and its gradient with respect to the lens's normed states.
 pub struct LensGradients {
     /// KL in nats, `[n]`.

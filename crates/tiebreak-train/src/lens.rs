@@ -21,9 +21,6 @@ use crate::run::read;
 use crate::tensors;
 use crate::track::Tag;
 
-/// Tokens of a training step, as near as whole windows come.
-const STEP_TOKENS: usize = 512;
-
 /// Tokens of the held-in set, as near as whole windows come and at most a tenth of the training split.
 const CHECK_TOKENS: usize = 8192;
 
@@ -135,7 +132,7 @@ pub fn train_lens(job: &LensJob) -> Result<Option<LensReport>, Error> {
             |ids: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(ids, [windows.len(), context]), &device);
         [tensor(batch.inputs), tensor(batch.targets)]
     };
-    let per_step = (STEP_TOKENS / context).max(1);
+    let per_step = (config.recipe.step_tokens() / context).max(1);
     // Arms and seeds of one corpus and tokenizer see the same tokens in the same order.
     let mut sampler = Sampler::named("lens_order", 0, windows.train.len());
     let check: Vec<Tensor<2, Int>> = windows
@@ -239,8 +236,13 @@ impl Windows {
     }
 }
 
-fn save(job: &LensJob, lens: &TunedLens, report: &LensReport) -> Result<(), Error> {
-    let names = points(job.model.layers());
+fn json_failed(e: serde_json::Error) -> Error {
+    Error::Failed(format!("lens: {e}"))
+}
+
+/// A lens's file: `<point>/A` `[d, d]` and `<point>/b` `[1, d]`, with h' = h + A h + b.
+fn lens_bytes(lens: &TunedLens, fingerprint: String) -> Result<Vec<u8>, Error> {
+    let names = points(lens.translators.len());
     let named = names.iter().zip(&lens.translators);
     let tensors: Vec<(String, Tensor<2>)> = named
         .flat_map(|(point, t)| {
@@ -248,11 +250,13 @@ fn save(job: &LensJob, lens: &TunedLens, report: &LensReport) -> Result<(), Erro
             [(format!("{point}/A"), a_dd), (format!("{point}/b"), t.offset_1d.clone())]
         })
         .collect();
-    let metadata = Metadata { fingerprint: report.fingerprint.clone(), recipe: report.recipe };
-    let json = |e: serde_json::Error| Error::Failed(format!("lens: {e}"));
-    let metadata = (METADATA, serde_json::to_string(&metadata).map_err(json)?);
-    let lens = tensors::to_bytes(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), metadata)?;
-    let report = serde_json::to_vec_pretty(report).map_err(json)?;
+    let metadata = serde_json::to_string(&Metadata { fingerprint, recipe: lens.recipe }).map_err(json_failed)?;
+    tensors::to_bytes(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), (METADATA, metadata))
+}
+
+fn save(job: &LensJob, lens: &TunedLens, report: &LensReport) -> Result<(), Error> {
+    let lens = lens_bytes(lens, report.fingerprint.clone())?;
+    let report = serde_json::to_vec_pretty(report).map_err(json_failed)?;
     let (step, recipe) = (job.step, job.config.recipe);
     // The report last: where it is, the lens is.
     for (path, bytes) in
@@ -361,11 +365,11 @@ impl LensReport {
             "point"
         );
         for kind in ["logit", self.recipe.tag()] {
-            let _ = write!(text, "{:>12} {:>8} {:>6} {:>6}", format!("{kind} KL"), "fraction", "agree", "right");
+            let _ = write!(text, "{:>16} {:>8} {:>6} {:>6}", format!("{kind} KL"), "fraction", "agree", "right");
         }
         let cells = |text: &mut String, s: &tiebreak_probe::lens::Summary| {
             let fraction = s.kl_fraction.map_or("-".into(), |x| format!("{x:.4}"));
-            let _ = write!(text, "{:>12.4} {fraction:>8} {:>6.3} {:>6.3}", s.kl_bits, s.top1_agreement, s.accuracy);
+            let _ = write!(text, "{:>16.4} {fraction:>8} {:>6.3} {:>6.3}", s.kl_bits, s.top1_agreement, s.accuracy);
         };
         for p in &h.points {
             let _ = write!(text, "\n{:<9}", p.point);
@@ -379,5 +383,102 @@ impl LensReport {
         }
         text + "\n\nKL(final || lens) in bits per token; fraction of the constant predictor's; agree: the final top id on top; \
                 right: the next token on top.\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Probed;
+    use burn::tensor::Device;
+    use tiebreak_data::ShardWriter;
+    use tiebreak_model::interface::HeadConfig;
+    use tiebreak_model::trunk::norm::NormKind;
+    use tiebreak_model::{Model, ModelConfig, Placement};
+
+    fn model(seed: u64, norm: NormKind) -> Model {
+        let shape = ModelConfig { d_model: 8, n_layers: 2, n_heads: 2, d_ff: 12, norm, ..ModelConfig::default() };
+        Model::init(&shape, &HeadConfig::default(), 11, 4, seed, &Placement::f32(&Device::flex()))
+    }
+
+    fn refused(path: &Path, model: &dyn ProbedModel) -> String {
+        match load_lens(path, model) {
+            Err(Error::Input(text)) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_lens_is_read_back_by_its_own_model_and_by_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lens.safetensors");
+        for norm in [NormKind::LayerNoAffine, NormKind::Rms] {
+            let (own, other) = (model(0, norm), model(1, norm));
+            let probed = |model| Probed { model, context: 4 };
+            let (own, other) = (probed(&own), probed(&other));
+            let mut lens = TunedLens::identity(&own, Recipe::Paper);
+            let a_dd = Tensor::<1, Int>::arange(0..64, &own.device()).float().reshape([8, 8]);
+            lens.translators[1] = Translator::new(a_dd.clone(), Tensor::ones([1, 8], &own.device()));
+            std::fs::write(&path, lens_bytes(&lens, fingerprint(&own)).unwrap()).unwrap();
+            let read = load_lens(&path, &own).unwrap();
+            assert_eq!((read.recipe, read.translators.len()), (Recipe::Paper, 2));
+            assert_eq!(read.translators[1].transposed_dd.to_data(), a_dd.clone().transpose().to_data());
+            let h = Tensor::<2>::ones([1, 8], &own.device());
+            let moved: Vec<f32> = read.apply(&own, 2, h).to_data().iter().collect();
+            // The last point, normed to 0 by a layer norm or to 1 by an rms norm; A's rows sum to 8 (8 i) + 28.
+            let first = if norm == NormKind::LayerNoAffine { 1.0 } else { 1.0 + 28.0 + 1.0 };
+            assert!((moved[0] - first).abs() < 1e-3, "{moved:?}");
+            assert!(refused(&path, &other).contains("the lens of another model"));
+        }
+        let (a, b) = (model(0, NormKind::LayerNoAffine), model(0, NormKind::Rms));
+        let print = |model: &Model| fingerprint(&Probed { model, context: 4 });
+        assert_eq!(print(&a), print(&model(0, NormKind::LayerNoAffine)));
+        assert_ne!(print(&a), print(&b), "the norm counts too");
+    }
+
+    #[test]
+    fn what_is_no_lens_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lens.safetensors");
+        let model = model(0, NormKind::LayerNoAffine);
+        let model = Probed { model: &model, context: 4 };
+        assert!(refused(&path, &model).contains("no such lens"));
+        let bytes = lens_bytes(&TunedLens::identity(&model, Recipe::Converged), fingerprint(&model)).unwrap();
+        let mut short = TunedLens::identity(&model, Recipe::Converged);
+        short.translators.pop();
+        let mut wide = TunedLens::identity(&model, Recipe::Converged);
+        wide.translators[0] = Translator::identity(4, &model.device());
+        let lens = |lens: &TunedLens| lens_bytes(lens, fingerprint(&model)).unwrap();
+        let table = tensors::to_bytes([("a", &model.output_vd())].into_iter(), ("step", "1".into())).unwrap();
+        for (bytes, part) in [
+            (Vec::new(), "not a whole safetensors file"),
+            (bytes[..bytes.len() - 1].to_vec(), "not a whole safetensors file"),
+            (table, "no lens"),
+            (lens(&short), "1/A is missing"),
+            (lens(&wide), "embed/A has shape [4, 4], expected [8, 8]"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let text = refused(&path, &model);
+            assert!(text.contains(part) && text.contains("lens.safetensors"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_held_in_windows_are_not_trained_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |tokens: usize| {
+            let path = dir.path().join(format!("{tokens}.bin"));
+            let mut writer = ShardWriter::create(&path, 11, [0; 32], [1; 32]).unwrap();
+            writer.push(&vec![3; tokens], tokens).unwrap();
+            writer.finish().unwrap();
+            Windows::new(&Shard::open(&path).unwrap(), 4)
+        };
+        let many = of(100_001);
+        assert_eq!((many.train.len(), many.check.len()), (25_000 - 2048, 2048));
+        assert!(many.check.iter().all(|w| many.train.binary_search(w).is_err()));
+        let few = of(81);
+        assert_eq!((few.train.len(), few.check.len()), (18, 2));
+        let one = of(5);
+        assert_eq!((one.train, one.check), (vec![0], vec![0]), "a split of one window");
     }
 }
