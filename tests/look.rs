@@ -129,3 +129,22 @@ fn two_runs_share_a_screen_a_document_and_a_figure() {
     let coloured = place.tiebreak(&[&show[..], &["--color", "always"]].concat()).expect(0).stdout;
     assert!(coloured.contains("\u{1b}["), "{coloured:?}");
 }
+
+#[test]
+fn a_tuned_lens_is_shown_once_it_is_trained() {
+    let place = Place::new();
+    let run = byte_run(&place, "tied");
+    let show = |kind: &str| {
+        let said = place.tiebreak(&["lens", "show", &run, "--text", "the river", "--json", "--kind", kind]);
+        json(&said.expect(0))
+    };
+    place.tiebreak(&["lens", "train", &run, "--train-tokens", "8192", "--eval-tokens", "512"]).expect(0);
+    let (logit, tuned) = (show("logit"), show("tuned"));
+    assert_eq!((logit["kind"].as_str(), tuned["kind"].as_str()), (Some("logit"), Some("tuned")));
+    assert_eq!(logit["cells"][2], tuned["cells"][2], "the last layer has no translator");
+    let mean = |lens: &Value| {
+        let cells = lens["cells"][0].as_array().unwrap();
+        cells.iter().map(|c| c["kl_bits"].as_f64().unwrap()).sum::<f64>() / cells.len() as f64
+    };
+    assert!(mean(&tuned) < mean(&logit), "{} {}", mean(&tuned), mean(&logit));
+}

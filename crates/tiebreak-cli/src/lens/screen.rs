@@ -33,9 +33,13 @@ pub struct Paper {
 pub fn screen(sheets: &[Sheet], view: View, paper: Paper) -> String {
     let side = (paper.width - BETWEEN.len()) / 2;
     let beside = sheets.len() == 2 && side >= NARROWEST_SIDE;
-    let width = if beside { side } else { paper.width };
     let label = sheets.iter().flat_map(|s| &s.layers).map(|l| columns(l)).max().unwrap_or(0).max("token".len());
-    let widths = column_widths(sheets, view, width - label - GAP);
+    let room = if beside { side } else { paper.width };
+    let widths = column_widths(sheets, view, room - label - GAP);
+    // A short sentence needs no whole half.
+    let titles = sheets.iter().map(|s| columns(&s.title())).max().unwrap_or(0);
+    let needed = titles.max(label + widths.iter().map(|w| GAP + w).sum::<usize>());
+    let width = if beside { side.min(needed) } else { paper.width };
     let scale = Scale::new(sheets, view);
     let mut text = String::new();
     let mut from = 0;
@@ -47,7 +51,7 @@ pub fn screen(sheets: &[Sheet], view: View, paper: Paper) -> String {
         };
         let to = from + widths[from..].iter().take_while(fits).count().max(1);
         let draw = |(index, sheet): (usize, &Sheet)| {
-            let left = if beside { index * (side + BETWEEN.len()) } else { 0 };
+            let left = if beside { index * (width + BETWEEN.len()) } else { 0 };
             Block { view, scale: &scale, paper, label, left, from, widths: &widths[from..to] }.draw(sheet, width)
         };
         let drawn: Vec<Vec<Line>> = sheets.iter().enumerate().map(draw).collect();
@@ -60,7 +64,12 @@ pub fn screen(sheets: &[Sheet], view: View, paper: Paper) -> String {
                 };
                 (0..a.len().max(b.len())).for_each(|i| push_line(&mut text, &row(i)));
             }
-            _ => drawn.iter().flatten().for_each(|line| push_line(&mut text, &line.text)),
+            _ => {
+                for (index, lines) in drawn.iter().enumerate() {
+                    text += if index > 0 { "\n" } else { "" };
+                    lines.iter().for_each(|line| push_line(&mut text, &line.text));
+                }
+            }
         }
         text.push('\n');
         from = to;
@@ -144,17 +153,19 @@ impl Block<'_> {
         let mut width = self.label;
         let side = if self.view == View::Top { Side::Left } else { Side::Right };
         for (entry, w) in entries.into_iter().zip(self.widths) {
-            let shown = match &entry.number {
-                Some(number) => cell(&entry.text, w - PROBABILITY - 1, Side::Left) + " " + number,
-                None => cell(&entry.text, *w, side),
-            };
             text += &" ".repeat(GAP);
-            text += &styled(&shown, entry.style, colours);
             width += GAP + w;
-            if self.paper.cursor && is_disputed(&entry.text) {
-                // Whatever the terminal took, what follows starts in its column.
-                text += &format!("\x1b[{}G", self.left + width + 1);
+            let of_number = entry.number.as_ref().map_or(0, |_| 1 + PROBABILITY);
+            let mut shown = cell(&entry.text, w - of_number, side);
+            // Whatever the terminal took for the text, what follows it stands in its column.
+            let disputed = self.paper.cursor && is_disputed(&entry.text);
+            let follows =
+                |column: usize| if disputed { format!("\x1b[{}G", self.left + column + 1) } else { String::new() };
+            if let Some(number) = entry.number {
+                shown += &format!("{} {number}", follows(width - of_number));
             }
+            text += &styled(&shown, entry.style, colours);
+            text += &follows(width);
         }
         Line { text, width }
     }
@@ -243,9 +254,13 @@ mod tests {
         let wide = screen(&sheets, View::Kl, paper(120));
         let first = wide.lines().next().unwrap();
         assert_eq!(first.matches("tied-s0-00000000 (tied), step 7").count(), 2, "{first}");
-        // The shorter model ends earlier; the bar between them is straight.
+        // The shorter model ends earlier; the bar between them is straight, after the first half.
         let bars: Vec<usize> = wide.lines().take(8).map(|l| l[..l.find(" | ").unwrap()].width()).collect();
         assert_eq!(bars, [58; 8]);
+        // And where a short sentence ends, if that is earlier.
+        let wider = screen(&sheets, View::Kl, paper(400));
+        let title = "tied-s0-00000000 (tied), step 7".len();
+        assert!((title..120).contains(&wider.lines().nth(1).unwrap().find(" | ").unwrap()), "{wider}");
         let narrow = screen(&sheets, View::Kl, paper(60));
         assert!(!narrow.contains(" | ") && narrow.contains("tied-s0-00000000 (tied), step 7"));
         // One scale: the deeper model's largest divergence is the dark end for both.
@@ -260,8 +275,13 @@ mod tests {
         let coloured = screen(&sheet, View::Top, Paper { width: 80, colours: true, cursor: false });
         assert!(coloured.contains("\u{1b}[48;5;"));
         let moved = screen(&sheet, View::Top, Paper { width: 80, colours: false, cursor: true });
-        // "token", two blanks, a column of 4 + 4: the next begins after column 5 + 2 + 8.
-        assert!(moved.contains("\u{1b}[14G") || moved.contains("\u{1b}[16G"), "{moved:?}");
+        // "embed" and two blanks; a token, its number, what follows: the number and the next column have their places.
+        let embed = moved.lines().find(|l| l.starts_with("embed")).unwrap();
+        let moves: Vec<usize> =
+            embed.split("\u{1b}[").skip(1).map(|m| m.split('G').next().unwrap().parse().unwrap()).collect();
+        let token = columns("لا").max(columns("👩\u{200d}💻"));
+        let first = 7 + token + 1;
+        assert_eq!(moves, [first, first + 4, first + 6 + token, first + 10 + token], "{embed:?}");
     }
 
     #[test]

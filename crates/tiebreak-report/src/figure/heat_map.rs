@@ -51,7 +51,7 @@ pub struct Key {
     pub dark: String,
     /// Beside the bright end.
     pub bright: String,
-    /// What is shown, a line each.
+    /// What is shown, a paragraph each.
     pub caption: Vec<String>,
 }
 
@@ -68,6 +68,10 @@ const BETWEEN_MAPS: u32 = 26;
 const TEXT: u32 = 12;
 /// A picture is no wider than this because of maps side by side.
 const WIDE: u32 = 1250;
+/// And no narrower than this, for the sake of the caption.
+const NARROWEST: u32 = 620;
+/// Of a letter, about.
+const LETTER: u32 = 7;
 const BAR: (u32, u32) = (180, 12);
 
 /// From dark to bright with even steps of lightness, told apart with any colour vision (after cividis, Nunez et al., 2018).
@@ -84,10 +88,7 @@ pub fn heat_maps(maps: &[HeatMap], key: &Key) -> Result<Figure, Error> {
             "the figure would have {cells} cells, more than the {MOST_CELLS} that can be read: shorten the text"
         )));
     }
-    let widest = maps.iter().map(|m| m.heads.len()).max().unwrap_or(0).clamp(1, COLUMNS) as u32;
-    let width = LABEL + widest * CELL;
-    let beside = maps.len() as u32 * (width + BETWEEN_MAPS) <= WIDE;
-    draw(&Sheet { maps, key, width, beside })
+    draw(&Sheet::new(maps, key))
 }
 
 struct Sheet<'a> {
@@ -96,6 +97,39 @@ struct Sheet<'a> {
     /// Of a map, pixels.
     width: u32,
     beside: bool,
+    /// Of everything, without margins.
+    whole: u32,
+    /// The key's, in lines that fit.
+    caption: Vec<String>,
+}
+
+impl<'a> Sheet<'a> {
+    fn new(maps: &'a [HeatMap], key: &'a Key) -> Self {
+        let n = maps.len().max(1) as u32;
+        let widest = maps.iter().map(|m| m.heads.len()).max().unwrap_or(0).clamp(1, COLUMNS) as u32;
+        let width = LABEL + widest * CELL;
+        let both = n * width + (n - 1) * BETWEEN_MAPS;
+        let beside = both <= WIDE;
+        let whole = if beside { both } else { width }.max(NARROWEST);
+        let caption = key.caption.iter().flat_map(|text| lines(text, whole / LETTER)).collect();
+        Self { maps, key, width, beside, whole, caption }
+    }
+}
+
+/// `text` in lines of at most about `letters` letters, broken at blanks.
+fn lines(text: &str, letters: u32) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        if lines[last].is_empty() {
+            lines[last] = word.to_owned();
+        } else if lines[last].chars().count() + 1 + word.chars().count() <= letters as usize {
+            lines[last] += &format!(" {word}");
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 impl HeatMap {
@@ -105,7 +139,7 @@ impl HeatMap {
     }
 
     fn row_height(&self) -> u32 {
-        6 + 16 * self.lines()
+        8 + 16 * self.lines()
     }
 
     fn block_height(&self) -> u32 {
@@ -119,14 +153,13 @@ impl HeatMap {
 
 impl Picture for Sheet<'_> {
     fn size(&self) -> (u32, u32) {
-        let n = self.maps.len().max(1) as u32;
         let heights = self.maps.iter().map(HeatMap::height);
-        let (width, height) = match self.beside {
-            true => (n * self.width + (n - 1) * BETWEEN_MAPS, heights.max().unwrap_or(0)),
-            false => (self.width, heights.sum::<u32>() + (n - 1) * BETWEEN_BLOCKS),
+        let height = match self.beside {
+            true => heights.max().unwrap_or(0),
+            false => heights.map(|height| height + BETWEEN_BLOCKS).sum(),
         };
-        let key = 2 * LINE + self.key.caption.len() as u32 * LINE;
-        (2 * MARGIN + width.max(620), 2 * MARGIN + height + key)
+        let key = (2 + self.caption.len() as u32) * LINE;
+        (2 * MARGIN + self.whole, 2 * MARGIN + height + key)
     }
 
     fn paint<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
@@ -139,8 +172,8 @@ impl Picture for Sheet<'_> {
             }
         }
         let (_, height) = self.size();
-        let y = height - MARGIN - LINE - self.key.caption.len() as u32 * LINE;
-        paint_key(area, self.key, MARGIN, y)
+        let y = height - MARGIN - (1 + self.caption.len() as u32) * LINE;
+        paint_key(area, self.key, &self.caption, MARGIN, y)
     }
 }
 
@@ -161,7 +194,7 @@ fn paint_map<B: DrawingBackend>(area: &Area<B>, map: &HeatMap, left: u32, top: u
         y += LINE;
         for (row, tiles) in map.rows.iter().zip(&map.cells) {
             let height = map.row_height();
-            write(area, row, (left, y + (height - 16) / 2), LABEL, &font(TEXT))?;
+            write(area, row, (left, y + (height - 12) / 2), LABEL, &font(TEXT))?;
             for (x, tile) in (left + LABEL..).step_by(CELL as usize).zip(&tiles[columns.clone()]) {
                 paint_tile(area, tile, (x, y), (CELL, height))?;
             }
@@ -177,11 +210,11 @@ fn paint_tile<B: DrawingBackend>(area: &Area<B>, tile: &Tile, (x, y): (u32, u32)
     // A pixel of white stays between neighbours.
     area.draw(&Rectangle::new([(px(x), px(y)), (px(x + w - 1), px(y + h - 1))], back.filled()))?;
     let style = font(TEXT).color(&ink);
-    write(area, &tile.text, (x + 4, y + 3), w - 8, &style)?;
-    write(area, &tile.detail, (x + 4, y + 19), w - 8, &style)
+    write(area, &tile.text, (x + 4, y + 5), w - 8, &style)?;
+    write(area, &tile.detail, (x + 4, y + 21), w - 8, &style)
 }
 
-fn paint_key<B: DrawingBackend>(area: &Area<B>, key: &Key, x: u32, y: u32) -> Drawn<B> {
+fn paint_key<B: DrawingBackend>(area: &Area<B>, key: &Key, caption: &[String], x: u32, y: u32) -> Drawn<B> {
     let (style, right) = (font(TEXT), font(TEXT).pos(Pos::new(HPos::Right, VPos::Top)));
     let ends = (x + 130, x + 130 + BAR.0);
     area.draw(&Text::new(drawable(&key.dark), (px(ends.0 - 8), px(y - 2)), right))?;
@@ -191,7 +224,7 @@ fn paint_key<B: DrawingBackend>(area: &Area<B>, key: &Key, x: u32, y: u32) -> Dr
         area.draw(&Rectangle::new([corner, (corner.0 + px(1), px(y + BAR.1))], colour.filled()))?;
     }
     area.draw(&Text::new(drawable(&key.bright), (px(ends.1 + 8), px(y - 2)), style.clone()))?;
-    for (line, text) in (1..).zip(&key.caption) {
+    for (line, text) in (1..).zip(caption) {
         area.draw(&Text::new(drawable(text), (px(x), px(y + line * LINE)), style.clone()))?;
     }
     Ok(())
@@ -208,7 +241,8 @@ fn write<B: DrawingBackend>(area: &Area<B>, text: &str, (x, y): (u32, u32), widt
         if kept == 0 {
             break;
         }
-        shown = shown.chars().take(kept).chain(['\u{2026}']).collect();
+        let start: String = shown.chars().take(kept).collect();
+        shown = format!("{}\u{2026}", start.trim_end());
     }
     if shown.is_empty() {
         return Ok(());
@@ -276,17 +310,20 @@ mod tests {
 
     #[test]
     fn long_maps_wrap_and_wide_pairs_stack() {
-        let size = |maps: &[HeatMap]| {
-            let widest = maps[0].heads.len().min(COLUMNS) as u32;
-            let width = LABEL + widest * CELL;
-            let beside = maps.len() as u32 * (width + BETWEEN_MAPS) <= WIDE;
-            Sheet { maps, key: &key(), width, beside }.size()
-        };
+        let size = |maps: &[HeatMap]| Sheet::new(maps, &key()).size();
         let (one, two) = (size(&[map(14, 3)]), size(&[map(15, 3)]));
         assert!(two.0 == one.0 && two.1 == one.1 + map(1, 3).block_height());
         assert!(size(&[map(4, 3), map(4, 3)]).0 > size(&[map(4, 3)]).0, "side by side");
         assert!(size(&[map(14, 3), map(14, 3)]).1 > 3 * one.1 / 2, "one above the other");
         assert!(heat_maps(&[map(1201, 2)], &key()).unwrap_err().to_string().contains("2402 cells"));
+    }
+
+    #[test]
+    fn captions_wrap() {
+        assert_eq!(lines("one two three", 7), ["one two", "three"]);
+        assert_eq!(lines("", 7), [""]);
+        let long = Key { caption: vec!["word ".repeat(60).trim_end().into()], ..key() };
+        assert_eq!(Sheet::new(&[map(3, 2)], &long).caption.len(), 4);
     }
 
     #[test]
