@@ -87,7 +87,10 @@ fn native<O: Fused<N>, const N: usize>(op: O, inputs: [&Tensor<2>; N]) -> Option
 }
 
 /// How the left operand comes from what is kept.
-pub(crate) trait Left: Clone + Debug + Send + Sync + 'static {
+///
+/// # Safety
+/// [`Left::row`] writes every slot it is given.
+pub(crate) unsafe trait Left: Clone + Debug + Send + Sync + 'static {
     /// What making a row finds out about it, for the way back.
     type Row: Clone + Debug + Default + Send + Sync + 'static;
 
@@ -125,7 +128,8 @@ impl Kept {
 #[derive(Clone, Debug)]
 struct Plain;
 
-impl Left for Plain {
+// SAFETY: `row` is never reached.
+unsafe impl Left for Plain {
     type Row = ();
 
     fn columns(&self, source: usize) -> usize {
@@ -190,7 +194,7 @@ impl<L: Left> Linear<L> {
             let tasks = made.slots().par_chunks_mut(i).zip(&mut rows).enumerate().with_min_len(ROWS);
             tasks.for_each(|(i, (to, found))| *found = row(i, to));
         }
-        // SAFETY: rows of i slots cover the buffer, and each is written whole.
+        // SAFETY: rows of i slots cover the buffer, and `row` writes each whole, as its trait promises.
         Made { values: Values::Exact(unsafe { made.filled() }), rows }
     }
 

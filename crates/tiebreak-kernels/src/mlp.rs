@@ -48,7 +48,8 @@ fn swiglu(x_n2f: Tensor<2>) -> Tensor<2> {
     activation::silu(gate_nf) * value_nf
 }
 
-impl Left for Activation {
+// SAFETY: both functions write a value for each of f inputs, and there are as many slots.
+unsafe impl Left for Activation {
     type Row = ();
 
     fn columns(&self, source: usize) -> usize {

@@ -147,7 +147,8 @@ fn width(dims: &[usize]) -> usize {
     dims.last().copied().unwrap_or_default()
 }
 
-impl Left for Norm {
+// SAFETY: `forward_row` writes a value for each of the row's, and a row is as long as the slots.
+unsafe impl Left for Norm {
     type Row = [f32; 2];
 
     fn columns(&self, source: usize) -> usize {
