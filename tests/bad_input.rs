@@ -126,8 +126,9 @@ fn configuration() {
         ("[probe]\nevery = -1", &["probe.every", "-1"]),
         ("[probe]\npermutations = 1000000", &["probe.permutations = 1000000", "expected 0 to 100000"]),
         ("[probe]\nreference = [\"\"]", &["probe.reference", "empty name"]),
-        ("[lens]\nafter_training = true", &["[lens]", "no lenses"]),
-        ("[lens]\nrecipe = \"bogus\"", &["[lens]", "no lenses"]),
+        ("[lens]\nafter_training = 1", &["lens.after_training", "boolean"]),
+        ("[lens]\nrecipe = \"bogus\"", &["lens.recipe", "bogus", "converged", "paper"]),
+        ("[lens]\ntrain_tokens = 5", &["lens.train_tokens = 5", "one window"]),
         // Names of data.
         ("[data]\ncorpus = \"sotuu\"", &["data.corpus", "sotuu", "did you mean \"sotu\"", "synthetic"]),
         ("[data]\ncorpus = \"\"", &["data.corpus", "empty"]),

@@ -1,6 +1,7 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
 mod inspect;
+mod lens;
 mod probe;
 mod reproduce;
 mod show;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
+use lens::LensCommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
@@ -125,6 +127,9 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// What every layer knows of the final prediction.
+    #[command(subcommand)]
+    Lens(LensCommand),
     /// The paper's experiments: their runs, figures and a verdict per claim.
     Reproduce(reproduce::Reproduce),
     /// What this build can compute on.
@@ -303,6 +308,11 @@ fn run(command: Command) -> Result<End, Error> {
                 Ended::Failures(text) => print(&text).map(|()| End::Failed),
                 Ended::Interrupted => Ok(End::Interrupted),
             };
+        }
+        Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
+            let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
+            let report = lens::train(&run, &choice)?;
+            print_either(json.json, &report, || report.to_text())?;
         }
         Command::Devices => print(&inspect::devices())?,
     }

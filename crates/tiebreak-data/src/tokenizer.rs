@@ -185,7 +185,7 @@ impl Tokenizer {
     }
 
     /// The tokenizer.json, where there is one.
-    pub(crate) fn json(&self) -> Option<&[u8]> {
+    pub fn json(&self) -> Option<&[u8]> {
         match &self.kind {
             Kind::File(file) => Some(&file.json),
             _ => None,

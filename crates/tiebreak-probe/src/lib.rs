@@ -9,6 +9,7 @@ mod evolution;
 mod geometry;
 #[cfg(test)]
 mod golden;
+pub mod lens;
 mod model;
 mod neighbours;
 mod norm_frequency;

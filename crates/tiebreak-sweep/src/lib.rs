@@ -4,6 +4,7 @@ mod compare;
 mod expand;
 mod grammar;
 mod launch;
+mod lens;
 mod plan;
 mod progress;
 mod runs;

@@ -6,7 +6,7 @@ use tiebreak_data::{DataConfig, DataInfo, prepare, prepared_if_cached};
 use tiebreak_train::Error;
 use tiebreak_train::config::{identity, run_folder_name};
 use tiebreak_train::device::DeviceSpec;
-use tiebreak_train::folder::RunFolder;
+use tiebreak_train::folder::{RunFolder, Status};
 
 use crate::Cell;
 
@@ -19,6 +19,11 @@ pub(crate) struct Planned<'a> {
 }
 
 impl Planned<'_> {
+    /// Where the run stands for this cell.
+    pub fn status(&self) -> Result<Option<Status>, Error> {
+        self.folder.status_for(&self.cell.loaded.config)
+    }
+
     /// The run folder's name inside the sweep's folder.
     pub fn folder_name(&self) -> String {
         self.folder.0.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()

@@ -12,6 +12,7 @@ use tiebreak_train::folder::{RunFolder, RunState};
 use crate::compare::compare_cells;
 use crate::expand::parameters;
 use crate::launch::{LaunchOptions, failure_table, launch, split};
+use crate::lens::check_lens_metric;
 use crate::plan::{Planned, plan, plan_if_cached};
 use crate::runs::find;
 use crate::summary::{SWEEP_FILE, SweepRecord, declare, differing, flat, write_json, write_summary};
@@ -50,6 +51,7 @@ impl Sweep {
             let place = |e: Error| e.at(format_args!("{}: arm {:?}", path.display(), cell.name));
             cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
             cell.loaded.config.data.check_sources().map_err(place)?;
+            check_lens_metric(&config.metric, &cell.loaded.config).map_err(place)?;
         }
         Ok(Self { config, cells })
     }
@@ -102,9 +104,7 @@ impl Sweep {
             let config = &cell.loaded.config;
             let (name, state) = match planned {
                 None => ("(named once the data is prepared)".to_owned(), None),
-                Some(planned) => {
-                    (planned.folder_name(), planned.folder.status()?.map(|status| (status.state, status.step)))
-                }
+                Some(planned) => (planned.folder_name(), planned.status()?.map(|status| (status.state, status.step))),
             };
             let state = match state {
                 Some((RunState::Complete, _)) => "complete".to_owned(),
@@ -161,7 +161,7 @@ impl Sweep {
         let failures = launch(&planned, &folder, threads(&self.cells, options.jobs, left), &options)?;
         let mut complete = 0;
         for cell in &planned {
-            complete += cell.folder.status()?.is_some_and(|s| s.state == RunState::Complete) as usize;
+            complete += cell.status()?.is_some_and(|s| s.state == RunState::Complete) as usize;
         }
         if options.stop.load(Ordering::Relaxed) && complete + failures.len() < planned.len() {
             tracing::warn!("interrupted with {complete} of {} cells complete; the same command goes on", planned.len());
@@ -238,7 +238,7 @@ pub fn train_cells(cells: &[Cell], folder: &Path, options: &LaunchOptions) -> Re
     }
     let mut diverged = Vec::new();
     for cell in &planned {
-        match cell.folder.status()?.map(|status| status.state) {
+        match cell.status()?.map(|status| status.state) {
             Some(RunState::Complete) => {}
             Some(RunState::Diverged) => diverged.push(cell.folder.0.clone()),
             _ => return Ok(CellsOutcome::Interrupted),
@@ -265,7 +265,7 @@ fn occupy(folder: &Path) -> Result<Lock, Error> {
 /// How many cells are neither complete nor diverged.
 fn left(planned: &[Planned]) -> Result<usize, Error> {
     planned.iter().try_fold(0, |left, cell| {
-        let done = cell.folder.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged));
+        let done = cell.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged));
         Ok(left + usize::from(!done))
     })
 }

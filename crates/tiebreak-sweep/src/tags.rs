@@ -3,7 +3,9 @@
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
 
-/// Every tag that a run of this build can write, with `{a,b}` for one of several and `<0..9>` for a digit. `<layer>` counts blocks
+use crate::lens::{LENS_TAGS, is_lens_tag};
+
+/// Every tag that a run of this build can write, but for those of lenses, with `{a,b}` for one of several and `<0..9>` for a digit. `<layer>` counts blocks
 /// from 1. A run lacks the ones that its mode, text or configuration gives no value: `grad/shared_` without a shared matrix,
 /// groups without ids, `align/` without `probe.every`.
 pub const TAGS: [&str; 14] = [
@@ -31,7 +33,7 @@ pub fn is_tag(tag: &str) -> bool {
         }
         _ => tag.to_owned(),
     };
-    TAGS.iter().any(|pattern| written_out(pattern).contains(&tag))
+    is_lens_tag(&tag) || TAGS.iter().any(|pattern| written_out(pattern).contains(&tag))
 }
 
 /// Refuses what is no tag, naming the nearest one.
@@ -42,7 +44,7 @@ pub(crate) fn check_metric(metric: &str) -> Result<(), Error> {
     let near = if metric.contains('/') { metric.to_owned() } else { format!("eval/{metric}") };
     let all: Vec<String> = TAGS.iter().flat_map(|pattern| written_out(pattern)).collect();
     Err(Error::Input(format!(
-        "sweep.metric = {metric:?}: no such tag{}; tags: {}",
+        "sweep.metric = {metric:?}: no such tag{}; tags: {}, {LENS_TAGS}",
         did_you_mean(&near, all.iter().map(String::as_str)),
         TAGS.join(", ")
     )))

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{Error, Lock, write_atomic};
 
+use crate::config::RunConfig;
+
 /// How names begin of what is not written to its end yet.
 const TEMPORARY: &str = ".tmp-";
 
@@ -110,6 +112,19 @@ impl RunFolder {
             status.state = RunState::Interrupted;
         }
         Ok(Some(status))
+    }
+
+    /// The same for a run of `config`: complete without the lens that this asks for counts as interrupted.
+    pub fn status_for(&self, config: &RunConfig) -> Result<Option<Status>, Error> {
+        let mut status = self.status()?;
+        if let Some(status) = &mut status
+            && status.state == RunState::Complete
+            && config.lens.after_training
+            && !self.lens_report(config.train.steps, config.lens.recipe, None).is_file()
+        {
+            status.state = RunState::Interrupted;
+        }
+        Ok(status)
     }
 
     /// Removes what a killed process left half written. The caller holds the lock.

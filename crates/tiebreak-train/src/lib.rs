@@ -8,6 +8,7 @@ pub mod evaluate;
 pub mod folder;
 pub mod intervene;
 mod kept;
+pub mod lens;
 pub mod optim;
 mod probed;
 mod probes;
@@ -22,6 +23,6 @@ pub mod tensors;
 pub mod track;
 
 pub use kept::{KeptTables, Side, keep_tables, tables_of};
-pub use probed::TrainedModel;
+pub use probed::{Probed, TrainedModel};
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

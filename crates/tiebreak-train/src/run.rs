@@ -20,7 +20,9 @@ use crate::config::{RunConfig, identity, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
+use crate::lens::{LensJob, train_lens};
 use crate::optim::AdamW;
+use crate::probed::Probed;
 use crate::probes::Probes;
 use crate::residual::update_over_stream;
 use crate::step::{MicroBatch, gradients, update};
@@ -157,7 +159,7 @@ fn state_name(state: RunState) -> String {
 
 /// The folder's status, refused if the folder belongs to something else.
 fn check_owner(config: &RunConfig, folder: &RunFolder, identity: &str) -> Result<Option<Status>, Error> {
-    let status = folder.status()?;
+    let status = folder.status_for(config)?;
     // The name is no part of the identity, and two names can become one folder name.
     let name = || read_table(&folder.config()).ok()?.get("name")?.as_str().map(str::to_owned);
     let foreign = |what: &str| {
@@ -301,6 +303,25 @@ impl Run<'_> {
                 self.checkpoint(&model, &optimiser, next, &mut trackers)?;
                 saved = next;
                 self.set_running(next)?;
+            }
+        }
+        if config.lens.after_training {
+            let job = LensJob {
+                model: &Probed { model: &model, context },
+                folder: self.folder,
+                step: steps,
+                data: self.data,
+                corpus: None,
+                config: &config.lens,
+                go_on: &|| !options.stop.load(Ordering::Relaxed),
+            };
+            // The last checkpoint is written: an interrupted lens begins again from it, and cuts the logs back to it.
+            match train_lens(&job)? {
+                Some(report) => trackers.scalars(steps, &report.scalars())?,
+                None => {
+                    progress.finish(&format!("{} s{}: interrupted in its lens", config.name, config.seed));
+                    return Ok(Outcome::Interrupted);
+                }
             }
         }
         trackers.session_end(true)?;

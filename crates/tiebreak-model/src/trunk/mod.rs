@@ -159,9 +159,16 @@ impl Trunk {
         states
     }
 
-    /// The final norm of `[b, t, d]`.
+    /// The final norm of `[b, t, d]`, on the tape or off it.
     pub fn final_norm(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.norm_final.forward(x_btd)
+    }
+
+    /// The final norm's parameters; none for a norm without any.
+    pub fn final_norm_parameters(&self) -> Vec<Parameter> {
+        let mut all = Vec::new();
+        self.norm_final.clone().visit(&mut |p| all.push(p.clone()));
+        all
     }
 
     /// Number of blocks.

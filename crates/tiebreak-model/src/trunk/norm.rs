@@ -55,7 +55,12 @@ impl Norm {
             NormKind::LayerNoAffine | NormKind::Layer => tiebreak_kernels::NormKind::Layer,
             NormKind::Rms => tiebreak_kernels::NormKind::Rms,
         };
-        let value = |p: &Option<Parameter>| p.as_ref().map(|p| p.value.clone());
+        // States on the tape may meet a norm that is not trained.
+        let lift = x_btd.is_autodiff();
+        let value = |p: &Option<Parameter>| {
+            let value = p.as_ref()?.value.clone();
+            Some(if lift && !value.is_autodiff() { Tensor::from_inner(value) } else { value })
+        };
         let (gain, bias) = (value(&self.gain), value(&self.bias));
         tiebreak_kernels::norm(kind, x_btd, self.eps, gain.as_ref(), bias.as_ref())
     }

@@ -258,7 +258,8 @@ mod tests {
             ("[probe]\npermutations = 200000", ["probe.permutations = 200000", "expected 0 to 100000"]),
             ("[probe]\nreference = [\"\"]", ["probe.reference", "empty name"]),
             ("[probe]\nreference = \"a\"", ["probe.reference", "sequence"]),
-            ("[lens]\nrecipe = \"bogus\"", ["[lens]", "no lenses"]),
+            ("[lens]\nrecipe = \"bogus\"", ["lens.recipe", "`bogus`"]),
+            ("[lens]\neval_tokens = 5", ["lens.eval_tokens = 5", "one window"]),
             ("name = \"a/b\"", ["name = \"a/b\"", "slashes"]),
         ] {
             let message = refused(text);

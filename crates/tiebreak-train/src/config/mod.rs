@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tiebreak_data::{DataConfig, Error};
 use tiebreak_model::ModelConfig;
 use tiebreak_model::interface::{HeadConfig, Role};
+use tiebreak_probe::lens::Recipe;
 
 use crate::device::DeviceSpec;
 use crate::intervene::InterveneConfig;
@@ -176,15 +177,15 @@ section! {
 }
 
 section! {
-    /// `[lens]`: refused unless off, until a build has lenses.
+    /// `[lens]`.
     LensConfig {
         /// Train a tuned lens after the model.
         after_training: bool = false,
         /// How.
-        recipe: String = "converged".into(),
-        /// Training tokens; 0: until the stopping rule.
+        recipe: Recipe = Recipe::Converged,
+        /// Training tokens; 0: until the stopping rule (or the recipe's number of steps).
         train_tokens: usize = 0,
-        /// Held-out tokens.
+        /// Held-out tokens, in whole windows spread evenly; 0: all.
         eval_tokens: usize = 50_000,
     }
 }
@@ -273,11 +274,18 @@ impl RunConfig {
                 return fail(format!("{key} = {value}: expected 1 to {most}"));
             }
         }
-        if (1..self.data.context_length).contains(&self.eval.tokens) {
-            return fail(format!(
-                "eval.tokens = {}: less than one window of data.context_length = {}; expected 0 (all) or at least that",
-                self.eval.tokens, self.data.context_length
-            ));
+        let context = self.data.context_length;
+        for (key, tokens, zero) in [
+            ("eval.tokens", self.eval.tokens, "all"),
+            ("lens.eval_tokens", self.lens.eval_tokens, "all"),
+            ("lens.train_tokens", self.lens.train_tokens, "until the stopping rule"),
+        ] {
+            if (1..context).contains(&tokens) {
+                return fail(format!(
+                    "{key} = {tokens}: less than one window of data.context_length = {context}; expected 0 ({zero}) or at \
+                     least that"
+                ));
+            }
         }
         if t.micro_batch_size > 0 && !t.batch_size.is_multiple_of(t.micro_batch_size) {
             return fail(format!(
@@ -294,9 +302,6 @@ impl RunConfig {
         }
         if self.probe.reference.iter().any(String::is_empty) {
             return fail("probe.reference holds an empty name: expected run folders, as `train` prints them".into());
-        }
-        if self.lens != LensConfig::default() {
-            return fail("[lens]: this build has no lenses; leave the section out or at its defaults".into());
         }
         Ok(())
     }
