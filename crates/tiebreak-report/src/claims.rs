@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tiebreak_data::did_you_mean;
+use tiebreak_probe::lens::Recipe;
 use tiebreak_probe::{Drift, Rows};
 use tiebreak_sweep::windows::{RatioWindows, Window};
 use tiebreak_train::{Error, Side};
 
 use crate::alignments::{Alignments, Crossed, Part, Score, table};
 use crate::estimate::{Estimate, Pairs, minus};
-use crate::lens::{early, lens};
+use crate::lens::{self, Value, Which, early, lens};
 use crate::measure::{Measure, Role};
 use crate::published::Claim;
 use crate::runs::{Run, Runs};
@@ -106,7 +107,7 @@ pub fn judge(judge: &mut Judge, claims: &[Claim]) -> Result<Vec<Judged>, Error> 
         let mut missing: Vec<String> = needed.iter().flat_map(|cell| judge.runs.missing(cell)).collect();
         let mut found = find(judge)?;
         if claim.id == "early-layers-suffer" {
-            missing.extend(crate::lens::missing(judge.runs, needed, "converged"));
+            missing.extend(lens::missing(judge.runs, Recipe::Converged));
         }
         found.measures.sort_by_key(|m| m.role as u8);
         let interval = |role: Role| found.measures.iter().find(|m| m.role == role).map(|m| m.ci95);
@@ -403,59 +404,66 @@ fn norm_frequency(judge: &mut Judge) -> Result<Found, Error> {
 }
 
 fn early_layers_suffer(judge: &mut Judge) -> Result<Found, Error> {
-    let difference = |recipe: &str, which: &str, tag: &str, point: Option<&str>| {
+    use Recipe::{Converged, Paper};
+    let bits: Value = |s| Some(s.kl_bits);
+    // Tied less untied, of one point or of the first half.
+    let difference = |recipe: Recipe, which: Which, value: Value, point: Option<usize>| {
         judge.each("tied", |run| {
             let Some(untied) = judge.runs.get("untied", run.seed) else { return Ok(None) };
             let of = |run: &Run| -> Result<Option<f64>, Error> {
                 let Some(lens) = lens(run, recipe)? else { return Ok(None) };
                 Ok(match point {
-                    None => early(&lens, which, tag),
-                    Some(point) => lens.at(which, point, tag),
+                    None => early(&lens, which, value),
+                    Some(point) => lens::at(&lens, which, point, value),
                 })
             };
             Ok(of(run)?.zip(of(untied)?).map(|(tied, untied)| tied - untied))
         })
     };
-    let name = |recipe: &str, tag: &str| {
-        format!("lens tuned ({recipe}, held out) {tag}, embed and points 1 to L/2: tied - untied")
+    let name = |recipe: Recipe, what: &str| {
+        format!("lens tuned ({}, held out) {what}, embed and points 1 to L/2: tied - untied", recipe.name())
     };
-    let mut agreement = difference("converged", "tuned", "top1_agreement", None)?;
+    let mut agreement = difference(Converged, Which::Tuned, |s| Some(s.top1_agreement), None)?.values;
     // Less agreement in the tied model is the published side.
-    agreement.values.values_mut().for_each(|x| *x = -*x);
+    agreement.values_mut().for_each(|x| *x = -*x);
     let mut measures = vec![
         Measure::new(
             Role::Primary,
-            name("converged", "kl_fraction"),
+            name(Converged, "kl_fraction"),
             LAST,
-            difference("converged", "tuned", "kl_fraction", None)?,
+            difference(Converged, Which::Tuned, |s| s.kl_fraction, None)?,
         ),
         Measure::new(
             Role::Corrected,
             "lens tuned (converged, held out) top1_agreement, embed and points 1 to L/2: untied - tied",
             LAST,
-            Estimate::of(agreement.values),
+            Estimate::of(agreement),
         ),
     ];
-    for (recipe, tag) in
-        [("converged", "kl_bits"), ("converged", "accuracy"), ("paper", "kl_fraction"), ("paper", "kl_bits")]
-    {
-        let estimate = difference(recipe, "tuned", tag, None)?;
-        measures.push(Measure::new(Role::Also, name(recipe, tag), LAST, estimate));
+    let others: [(Recipe, &str, Value); 4] = [
+        (Converged, "kl_bits", bits),
+        (Converged, "accuracy", |s| Some(s.accuracy)),
+        (Paper, "kl_fraction", |s| s.kl_fraction),
+        (Paper, "kl_bits", bits),
+    ];
+    for (recipe, what, value) in others {
+        let estimate = difference(recipe, Which::Tuned, value, None)?;
+        measures.push(Measure::new(Role::Also, name(recipe, what), LAST, estimate));
     }
-    let points = judge.runs.of("tied").first().map_or(Vec::new(), |run| crate::lens::points(run));
-    for (recipe, which) in [("converged", "tuned"), ("paper", "tuned"), ("converged", "logit")] {
-        for point in &points {
-            let what = if which == "logit" { "lens logit".into() } else { format!("lens tuned ({recipe})") };
-            let estimate = difference(recipe, which, "kl_bits", Some(point))?;
+    let layers = judge.runs.of("tied").first().map_or(0, |run| run.kept.config.model.n_layers);
+    for (recipe, which) in [(Converged, Which::Tuned), (Paper, Which::Tuned), (Converged, Which::Logit)] {
+        for (point, place) in lens::points(layers).iter().enumerate() {
+            let what = if which == Which::Logit { "logit".into() } else { format!("tuned ({})", recipe.name()) };
+            let estimate = difference(recipe, which, bits, Some(point))?;
             measures.push(Measure::new(
                 Role::Also,
-                format!("{what} kl_bits at {point}: tied - untied"),
+                format!("lens {what} kl_bits at {place}: tied - untied"),
                 LAST,
                 estimate,
             ));
         }
     }
-    for layer in points.iter().skip(1) {
+    for layer in 1..=layers {
         let tag = format!("residual/{layer}/update_over_stream");
         let estimate = judge.paired("tied", "untied", &tag)?;
         measures.push(Measure::new(Role::Also, format!("{tag}: tied - untied"), LAST, estimate));

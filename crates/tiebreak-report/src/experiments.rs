@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use plotters::style::RGBColor;
+use tiebreak_probe::lens::Recipe;
 use tiebreak_probe::{Metric, norm_frequency};
 use tiebreak_sweep::statistics::mean;
 use tiebreak_train::{Error, Side};
@@ -11,7 +12,7 @@ use crate::alignments::{Part, table};
 use crate::claims::{Judge, cosine, kept_between};
 use crate::estimate::{Estimate, minus};
 use crate::figure::{Band, Figure, GREY, Line, PALETTE, Panel, Rule, Style, panels};
-use crate::lens::{lens, points};
+use crate::lens::{self, Value, Which, lens};
 use crate::measure::{Measure, Role};
 use crate::runs::Run;
 
@@ -177,38 +178,36 @@ fn over_steps(judge: &mut Judge) -> Result<Figure, Error> {
 
 /// The paper's figure 2.
 fn lenses(judge: &Judge) -> Result<Option<Figure>, Error> {
-    let arms = [("untied", OUTPUT), ("tied", TIED)];
-    let mut names = Vec::new();
-    let chart = |title: &str, y: &str, recipe: &str, which: &str, tag: &str, log: bool| -> Result<Panel, Error> {
+    let chart = |title: &str, y: &str, (recipe, which, value): (Recipe, Which, Value)| -> Result<Panel, Error> {
         let mut lines = Vec::new();
-        for (cell, colour) in arms {
+        for (cell, colour) in [("untied", OUTPUT), ("tied", TIED)] {
             let of = |run: &Run| -> Result<Vec<(f64, f64)>, Error> {
                 let Some(lens) = lens(run, recipe)? else { return Ok(Vec::new()) };
-                let at = |(k, point): (usize, &String)| Some((k as f64, lens.at(which, point, tag)?));
-                Ok(points(run).iter().enumerate().filter_map(at).collect())
+                let points = 0..=run.kept.config.model.n_layers;
+                Ok(points.filter_map(|k| Some((k as f64, lens::at(&lens, which, k, value)?))).collect())
             };
             lines.push(line(cell, colour, Style::Solid, &each(&judge.runs.of(cell), of)?));
         }
-        let rules = if tag == "kl_fraction" { vec![rule("constant predictor", 1.0, false)] } else { Vec::new() };
         let x = "point: 0 embedding, k after block k".into();
-        Ok(Panel { title: title.into(), x, y: y.into(), log: (false, log), lines, rules, ..Panel::default() })
+        Ok(Panel { title: title.into(), x, y: y.into(), lines, ..Panel::default() })
     };
-    let kl = "KL(final || lens) [bits per token]";
-    names.push(chart(
-        "tuned lens, converged",
-        "KL over the constant predictor's",
-        "converged",
-        "tuned",
-        "kl_fraction",
-        false,
-    )?);
-    names.push(chart("tuned lens, converged", kl, "converged", "tuned", "kl_bits", false)?);
-    names.push(chart("tuned lens, the paper's recipe", kl, "paper", "tuned", "kl_bits", false)?);
-    names.push(chart("logit lens", kl, "converged", "logit", "kl_bits", true)?);
-    if names.iter().all(|panel| panel.lines.iter().all(|line| line.values.is_empty())) {
+    let (kl, bits): (&str, Value) = ("KL(final || lens) [bits per token]", |s| Some(s.kl_bits));
+    let fraction: Value = |s| s.kl_fraction;
+    let (converged, paper) = (Recipe::Converged, Recipe::Paper);
+    let share =
+        chart("tuned lens, converged", "KL over the constant predictor's", (converged, Which::Tuned, fraction))?;
+    let mut charts = vec![
+        Panel { rules: vec![rule("constant predictor", 1.0, false)], ..share },
+        chart("tuned lens, converged", kl, (converged, Which::Tuned, bits))?,
+        chart("tuned lens, the paper's recipe", kl, (paper, Which::Tuned, bits))?,
+        chart("logit lens", kl, (converged, Which::Logit, bits))?,
+    ];
+    if charts.iter().all(|panel| panel.lines.iter().all(|line| line.values.is_empty())) {
         return Ok(None);
     }
-    panels("What each layer knows of the final prediction (held out; bands: range over seeds)", 2, &names).map(Some)
+    // The last point of the logit lens is 0, which no logarithm shows.
+    charts[3].log.1 = true;
+    panels("What each layer knows of the final prediction (held out; bands: range over seeds)", 2, &charts).map(Some)
 }
 
 /// The paper's figures 3, 8 and 9.

@@ -11,6 +11,7 @@ use tiebreak_train::folder::RunFolder;
 use crate::alignments::Alignments;
 use crate::claims::{self, Judge, Judged};
 use crate::experiments;
+use crate::lens;
 use crate::pilot::{self, Pilot};
 use crate::plan::{Experiment, FOLDER, Plan, Scale, check_names, stages};
 use crate::published::{self, Claim};
@@ -72,6 +73,9 @@ pub fn reproduce(options: &Options) -> Result<Ended, Error> {
     }
 }
 
+/// The experiment that needs lenses.
+const LENSES: &str = "2_tuned_lens";
+
 fn steps(options: &Options) -> Result<String, Halt> {
     let out = &options.out;
     let wrong = if RunFolder::is_run(out) {
@@ -103,6 +107,10 @@ fn steps(options: &Options) -> Result<String, Halt> {
         }
     }
     let runs = Runs::find(&plan, &members)?;
+    if plan.experiments.iter().any(|e| e.chosen && e.name == LENSES) {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        lens::train(&runs, options.launch.jobs.unwrap_or(cores), &options.launch.stop)?;
+    }
     let text = write(options, &plan, &pilot, &runs, &claims)?;
     if failures.is_empty() { Ok(text) } else { Err(Halt::Failures(format!("{text}\n{failures}"))) }
 }

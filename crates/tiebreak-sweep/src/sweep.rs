@@ -239,7 +239,7 @@ pub fn train_cells(cells: &[Cell], folder: &Path, options: &LaunchOptions) -> Re
     }
     let mut diverged = Vec::new();
     for cell in &planned {
-        match cell.folder.status()?.map(|status| status.state) {
+        match cell.status()?.map(|status| status.state) {
             Some(RunState::Complete) => {}
             Some(RunState::Diverged) => diverged.push(cell.folder.0.clone()),
             _ => return Ok(CellsOutcome::Interrupted),
@@ -266,7 +266,7 @@ fn occupy(folder: &Path) -> Result<Lock, Error> {
 /// How many cells are neither complete nor diverged.
 fn left(planned: &[Planned]) -> Result<usize, Error> {
     planned.iter().try_fold(0, |left, cell| {
-        let done = cell.folder.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged));
+        let done = cell.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged));
         Ok(left + usize::from(!done))
     })
 }
