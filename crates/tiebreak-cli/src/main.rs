@@ -296,8 +296,9 @@ fn run(command: Command) -> Result<End, Error> {
             let all_ids = rows == RowsArg::All;
             let options = ProbeOptions { probes, pairs, step, all_ids, permutations, seed: probe_seed };
             let report = probing::probe(&runs, &options)?;
-            report.save(&options.probes)?;
             print_either(json.json, &report, || probe::text(&report))?;
+            // A folder that cannot be written to does not keep the result from its reader.
+            report.save(&options.probes)?;
         }
         Command::Config(ConfigCommand::Check { file, set }) => {
             show::check(&file, &set.sets)?;

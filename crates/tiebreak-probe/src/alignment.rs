@@ -388,10 +388,10 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Measures random pairings, as many at a time as fit into about 2 GiB.
+    /// Measures random pairings, as many at a time as fit into about 1 GiB.
     fn nulls(&self, pairs: &(dyn Fn(usize) -> Vec<u32> + Sync)) -> Result<Vec<Summaries>, Error> {
         let matrix = 8 * self.source.columns() * self.target.columns();
-        let at_once = ((2 << 30) / (matrix * (self.aligner.options.folds + 8))).max(1);
+        let at_once = ((1 << 30) / (matrix * (self.aligner.options.folds + 8))).max(1);
         let measure = |k: usize| -> Result<Summaries, Error> {
             Ok(self.measure(&pairs(k))?.into_iter().map(|(metric, found)| (metric, found.summary)).collect())
         };
