@@ -1,9 +1,11 @@
 //! `tiebreak reproduce` end to end: the project's own experiments with tiny models.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tiebreak_probe::{Metric, Options, align};
+use tiebreak_train::{KeptTables, Side};
 
 use crate::harness::{Place, Said, tree};
 
@@ -63,21 +65,121 @@ fn claim<'a>(claims: &'a Value, id: &str) -> &'a Value {
     claims["claims"].as_array().unwrap().iter().find(|claim| claim["id"] == id).unwrap()
 }
 
-/// A tag's last value by seed, of the runs of an arm.
-fn last(place: &Place, arm: &str, tag: &str) -> BTreeMap<u64, f64> {
-    let mut values = BTreeMap::new();
-    for path in std::fs::read_dir(place.path("out/runs")).unwrap().map(|e| e.unwrap().path()) {
-        let name = path.file_name().unwrap().to_str().unwrap();
-        let Some(seed) = name.strip_prefix(&format!("{arm}-s")).and_then(|rest| rest.split('-').next()) else {
-            continue;
-        };
-        let text = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
-        let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let value = lines.rfind(|line| line["tag"] == tag).unwrap()["value"].as_f64().unwrap();
-        values.insert(seed.parse().unwrap(), value);
-    }
-    values.remove(&100);
-    values
+/// Values by seed.
+type Seeds = BTreeMap<u64, f64>;
+
+/// The experiments' runs of an arm, by seed; not the pilots'.
+fn runs(place: &Place, arm: &str) -> BTreeMap<u64, PathBuf> {
+    let all = std::fs::read_dir(place.path("out/runs")).unwrap().map(|e| e.unwrap().path());
+    let seed = |path: &PathBuf| {
+        let rest = path.file_name()?.to_str()?.strip_prefix(&format!("{arm}-s"))?;
+        rest.split('-').next()?.parse().ok()
+    };
+    all.filter_map(|path| Some((seed(&path)?, path))).filter(|(seed, _)| *seed != 100).collect()
+}
+
+/// Values of a tag, in the order of steps.
+fn series(run: &Path, tag: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["tag"] == tag).map(|line| line["value"].as_f64().unwrap()).collect()
+}
+
+fn each(runs: &BTreeMap<u64, PathBuf>, of: impl Fn(&Path) -> f64) -> Seeds {
+    runs.iter().map(|(seed, run)| (*seed, of(run))).collect()
+}
+
+fn less(a: &Seeds, b: &Seeds) -> Seeds {
+    a.iter().map(|(seed, a)| (*seed, a - b[seed])).collect()
+}
+
+/// What a claim's measure of a role should be, by seed: from the runs' files, one plain loop each.
+fn expected(place: &Place, id: &str, role: &str) -> Option<Seeds> {
+    let of = |arm: &str| runs(place, arm);
+    let kept = |run: &Path| KeptTables::open(run).unwrap();
+    let table = |run: &Path, side: Side, step: u64| {
+        let tables = kept(run).tables(step).unwrap();
+        tables.into_iter().find(|(s, _)| *s == side).unwrap_or_else(|| panic!("{side:?} of {run:?}")).1
+    };
+    // Of shared tables of `arm` and one table of the untied models: mean over the untied models of other seeds.
+    let crossed = |arm: &str, side: Side, metric: Metric| -> Seeds {
+        let untied = of("untied");
+        each(&of(arm), |run| {
+            let config = kept(run).config;
+            let options = Options { metrics: vec![metric], permutations: 0, ..Options::default() };
+            let others = untied.iter().filter(|(seed, _)| **seed != config.seed);
+            let scores: Vec<f64> = others
+                .map(|(_, other)| {
+                    let (source, target) = (table(other, side, 12), table(run, Side::Tied, 12));
+                    let rows = kept(run).rows(false).unwrap();
+                    align(&source, &target, rows, options.clone()).unwrap().scores[&metric].value
+                })
+                .collect();
+            assert_eq!(scores.len(), 2);
+            (scores[0] + scores[1]) / 2.0
+        })
+    };
+    let output_less_input =
+        |arm: &str, metric: Metric| less(&crossed(arm, Side::Output, metric), &crossed(arm, Side::Input, metric));
+    let loss = |arm: &str, baseline: &str| {
+        let last = |run: &Path| *series(run, "eval/loss").last().unwrap();
+        less(&each(&of(arm), last), &each(&of(baseline), last))
+    };
+    // The first tenth of twelve steps is the first.
+    let first_log_ratio =
+        |above: &str, below: &str| each(&of("tied"), |run| (series(run, above)[0] / series(run, below)[0]).ln());
+    let lens = |arm: &str, key: &str| {
+        each(&of(arm), |run| {
+            let report = std::fs::read(run.join("probes/lens-step-12-converged.json")).unwrap();
+            let report: Value = serde_json::from_slice(&report).unwrap();
+            // Two blocks: the embedding and the first.
+            let at = |point: usize| report["held_out"]["points"][point]["tuned"][key].as_f64().unwrap();
+            (at(0) + at(1)) / 2.0
+        })
+    };
+    let turned = |side: Side| {
+        each(&of("untied"), |run| {
+            let (rows, first, third) = (kept(run).rows(false).unwrap(), table(run, side, 0), table(run, side, 4));
+            let cosine = |id: usize| {
+                let dot =
+                    |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+                let (x, y) = (first.row(id), third.row(id));
+                dot(x, y) / (dot(x, x) * dot(y, y)).sqrt()
+            };
+            rows.ids().iter().map(|id| cosine(*id as usize)).sum::<f64>() / rows.ids().len() as f64
+        })
+    };
+    use Metric::{NormSpearman, Procrustes};
+    Some(match (id, role) {
+        ("closer-to-output", "primary") => output_less_input("tied", Procrustes),
+        ("output-gradient-dominates", "primary") => first_log_ratio("grad/output_norm", "grad/input_norm"),
+        ("output-gradient-dominates", "corrected") => {
+            each(&of("tied"), |run| series(run, "grad/output_signed_share")[0] - 0.5)
+        }
+        ("output-gradient-5-to-10-times", "primary") => {
+            first_log_ratio("grad/authors/output_norm", "grad/authors/input_norm")
+        }
+        ("output-moves-more", "primary") => less(&turned(Side::Input), &turned(Side::Output)),
+        ("norm-frequency", "primary") => output_less_input("tied", NormSpearman),
+        ("early-layers-suffer", "primary") => less(&lens("tied", "kl_fraction"), &lens("untied", "kl_fraction")),
+        ("early-layers-suffer", "corrected") => {
+            less(&lens("untied", "top1_agreement"), &lens("tied", "top1_agreement"))
+        }
+        ("scaling-lowers-output-alignment", "primary") => {
+            less(&crossed("x5", Side::Output, Procrustes), &crossed("tied", Side::Output, Procrustes))
+        }
+        ("scaling-raises-input-alignment", "primary") => {
+            less(&crossed("x5", Side::Input, Procrustes), &crossed("tied", Side::Input, Procrustes))
+        }
+        ("x3-restores-balance", "primary") => {
+            less(&crossed("x3", Side::Input, Procrustes), &crossed("x3", Side::Output, Procrustes))
+        }
+        ("scaling-worsens-perplexity", "primary") => loss("x5", "tied"),
+        ("scaling-improves-perplexity", "primary") => loss("x3", "tied"),
+        ("untying-helps-equal-trunk", "primary") => loss("untied", "tied"),
+        ("untying-helps-equal-parameters", "primary") => loss("untied", "tied-matched"),
+        _ => return None,
+    })
 }
 
 #[test]
@@ -100,13 +202,32 @@ fn everything_is_trained_once_measured_and_judged() {
         assert!(said.stdout.contains(id.as_str().unwrap()), "{said:?}");
     }
 
-    // A measure, from the runs' own logs.
-    let (scaled, plain) = (last(&place, "x5", "eval/loss"), last(&place, "tied", "eval/loss"));
-    let primary = &claim(&claims, "scaling-worsens-perplexity")["measures"][0];
-    for (seed, loss) in &scaled {
-        let found = primary["values"][seed.to_string()].as_f64().unwrap();
-        assert!((found - (loss - plain[seed])).abs() < 1e-12, "{seed}: {found}");
+    // Every claim's measure again, from the runs' own files: the arms, the sides, the sign, the window.
+    let mut corrected = 0;
+    for claim in all {
+        let id = claim["id"].as_str().unwrap();
+        for role in ["primary", "corrected"] {
+            let measure = claim["measures"].as_array().unwrap().iter().find(|m| m["role"] == role);
+            let Some(expected) = expected(&place, id, role) else {
+                assert_eq!(role, "corrected", "{id}");
+                continue;
+            };
+            corrected += usize::from(role == "corrected");
+            let measure = measure.unwrap_or_else(|| panic!("{id} has no {role} measure"));
+            for (seed, expected) in &expected {
+                let found = measure["values"][seed.to_string()].as_f64().unwrap();
+                assert!((found - expected).abs() < 1e-9, "{id} {role} s{seed}: {found}, expected {expected}");
+            }
+            // The t interval of three seeds, or a wider one where two arms are crossed.
+            let mean = expected.values().sum::<f64>() / 3.0;
+            let sd = (expected.values().map(|x| (x - mean).powi(2)).sum::<f64>() / 2.0).sqrt();
+            let (half, high) = (4.302653 * sd / 3f64.sqrt(), measure["ci95"][1].as_f64().unwrap());
+            let crossed = claim["primary"].as_str().unwrap().contains("align") || id == "norm-frequency";
+            let same = (high - mean - half).abs() < 1e-6 * (1.0 + half);
+            assert!(same || (crossed && high > mean + half), "{id} {role}: {measure}");
+        }
     }
+    assert_eq!(corrected, 2);
     // Alignments stand beside their chance levels and ceilings.
     let primary = &claim(&claims, "closer-to-output")["measures"][0];
     for key in ["null", "null_freq", "ceiling"] {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tiebreak_data::write_atomic;
@@ -17,7 +18,8 @@ use crate::runs::{Run, Runs};
 pub enum Part {
     /// Whole tables at the last step, every metric, with nulls.
     Whole,
-    /// Each row less its projection on its own initial row, at the last step, with nulls.
+    /// Each row less its projection on its own initial row, at the last step, with nulls. Over ids whose rows turned in every table
+    /// of both runs, so that the two sides of one model are compared over the same tokens.
     Learned,
     /// Whole tables at a kept step, without nulls.
     At(u64),
@@ -52,6 +54,8 @@ pub struct Score {
     pub null: Option<f64>,
     /// Mean over random pairings within frequency groups.
     pub null_freq: Option<f64>,
+    /// Tokens that it is the mean over.
+    pub tokens: usize,
 }
 
 /// Scores by metric.
@@ -86,14 +90,18 @@ pub struct Alignments<'a> {
     runs: &'a Runs,
     path: PathBuf,
     known: BTreeMap<String, Scores>,
+    stop: &'a AtomicBool,
 }
 
+/// Pairs after which what was measured is kept.
+const KEEP_EVERY: usize = 16;
+
 impl<'a> Alignments<'a> {
-    /// With what `out` holds already.
+    /// With what `out` holds already. `stop` ends the measuring early, with an error.
     ///
     /// # Errors
     /// [`Error::Input`] for a damaged `alignments.json`.
-    pub fn open(runs: &'a Runs, out: &Path) -> Result<Self, Error> {
+    pub fn open(runs: &'a Runs, out: &Path, stop: &'a AtomicBool) -> Result<Self, Error> {
         let path = out.join("alignments.json");
         let known = match std::fs::read(&path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
@@ -105,7 +113,7 @@ impl<'a> Alignments<'a> {
                 ))
             })?,
         };
-        Ok(Self { runs, path, known })
+        Ok(Self { runs, path, known, stop })
     }
 
     /// Tables of one side of `sources` with the shared tables (or the same side) of `targets`, for every two runs of unlike seeds.
@@ -134,9 +142,12 @@ impl<'a> Alignments<'a> {
 
     /// Pairs of tables, in order; those that are not known are measured and kept.
     fn align(&mut self, pairs: &[(Which, Which)], part: Part) -> Result<Vec<Scores>, Error> {
-        let key = |(s, t): &(Which, Which)| {
-            format!("{}:{} {}:{} {}", s.0.name(), s.1.name(), t.0.name(), t.1.name(), part.name())
-        };
+        let options = part.options();
+        let metrics: Vec<&str> = options.metrics.iter().map(|m| m.name()).collect();
+        // With what is measured, so that another version measures anew what it needs.
+        let how = format!("{}: {} x{}", part.name(), metrics.join(" "), options.permutations);
+        let key =
+            |(s, t): &(Which, Which)| format!("{}:{} {}:{} {how}", s.0.name(), s.1.name(), t.0.name(), t.1.name());
         let unknown: Vec<&(Which, Which)> = pairs.iter().filter(|pair| !self.known.contains_key(&key(pair))).collect();
         if let Some(((first, _), _)) = unknown.first() {
             let mut tables: BTreeMap<String, Prepared> = BTreeMap::new();
@@ -147,7 +158,7 @@ impl<'a> Alignments<'a> {
                 }
             }
             let rows = self.runs.rows(first)?;
-            let aligner = Aligner::new(rows.clone(), part.options())?;
+            let aligner = Aligner::new(rows.clone(), options.clone())?;
             let mut operands: BTreeMap<String, Operand> = BTreeMap::new();
             for (name, table) in &tables {
                 // A table in which some row learned nothing is aligned on its own below.
@@ -155,7 +166,13 @@ impl<'a> Alignments<'a> {
                     operands.insert(name.clone(), aligner.operand(&table.table).map_err(|e| e.at(name))?);
                 }
             }
-            for pair in &unknown {
+            for (done, pair) in unknown.iter().enumerate() {
+                if self.stop.load(Ordering::Relaxed) || (done > 0 && done % KEEP_EVERY == 0) {
+                    self.keep()?;
+                }
+                if self.stop.load(Ordering::Relaxed) {
+                    return Err(Error::Failed("interrupted".into()));
+                }
                 let (source, target) = (name(&pair.0), name(&pair.1));
                 tracing::debug!("{source} to {target}, {}", part.name());
                 let found = match (operands.get(&source), operands.get(&target)) {
@@ -163,18 +180,23 @@ impl<'a> Alignments<'a> {
                     _ => {
                         let (source, target) = (&tables[&source], &tables[&target]);
                         let rows = rows.filter(|id| source.turned(id) && target.turned(id))?;
-                        align(&source.table, &target.table, rows, part.options())?
+                        align(&source.table, &target.table, rows, options.clone())?
                     }
                 };
+                let tokens = found.tokens;
                 let scores = found.scores.into_iter().map(|(metric, s)| {
-                    (metric.name().to_owned(), Score { value: s.value, null: s.null, null_freq: s.null_freq })
+                    (metric.name().to_owned(), Score { value: s.value, null: s.null, null_freq: s.null_freq, tokens })
                 });
                 self.known.insert(key(pair), scores.collect());
             }
-            let json = serde_json::to_vec(&self.known).map_err(|e| Error::Failed(format!("alignments.json: {e}")))?;
-            write_atomic(&self.path, &json)?;
+            self.keep()?;
         }
         Ok(pairs.iter().map(|pair| self.known[&key(pair)].clone()).collect())
+    }
+
+    fn keep(&self) -> Result<(), Error> {
+        let json = serde_json::to_vec(&self.known).map_err(|e| Error::Failed(format!("alignments.json: {e}")))?;
+        write_atomic(&self.path, &json)
     }
 
     /// Every token's Procrustes, identity and linear cosine of one pair at the last step, and their nulls: for histograms.
@@ -208,7 +230,7 @@ pub struct Tokens {
 
 struct Prepared {
     table: Table,
-    /// For learned parts: the rows that have any.
+    /// For learned parts: the ids whose rows turned in every table of the run.
     turned: Option<Vec<bool>>,
 }
 
@@ -227,8 +249,11 @@ impl Prepared {
         if part != Part::Learned {
             return Ok(Self { table, turned: None });
         }
-        let initial = self::table(run, *side, 0)?;
-        Ok(Self { turned: Some(turned(&table, &initial)?), table: learned_part(&table, &initial)? })
+        let mut all = vec![true; run.kept.data.vocabulary];
+        for ((_, last), (_, first)) in run.kept.tables(step)?.iter().zip(&run.kept.tables(0)?) {
+            all.iter_mut().zip(turned(last, first)?).for_each(|(all, turned)| *all &= turned);
+        }
+        Ok(Self { turned: Some(all), table: learned_part(&table, &self::table(run, *side, 0)?)? })
     }
 }
 

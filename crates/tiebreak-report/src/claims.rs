@@ -13,10 +13,11 @@ use crate::alignments::{Alignments, Crossed, Part, Score, table};
 use crate::estimate::{Estimate, Pairs, minus};
 use crate::lens::{self, Value, Which, early, lens};
 use crate::measure::{Measure, Role};
+use crate::pilot;
 use crate::published::Claim;
 use crate::runs::{Run, Runs};
 use crate::series::mean_over;
-use crate::verdict::{Evidence, Interval, Says, Verdict, verdict};
+use crate::verdict::{Evidence, Says, Verdict, verdict};
 
 /// A claim with what was measured and decided.
 #[derive(Clone, Debug, Serialize)]
@@ -40,13 +41,7 @@ pub struct Judged {
 }
 
 /// What a claim's measuring gives.
-#[derive(Default)]
-struct Found {
-    measures: Vec<Measure>,
-    above_chance: Option<Interval>,
-    /// For a band: an interval that has to lie wholly below it before anything is decided.
-    below_band: Option<Interval>,
-}
+type Found = Vec<Measure>;
 
 /// Finds a claim's measures.
 type Finder = fn(&mut Judge) -> Result<Found, Error>;
@@ -105,23 +100,24 @@ pub fn judge(judge: &mut Judge, claims: &[Claim]) -> Result<Vec<Judged>, Error> 
         let Some((_, needed, find)) = CLAIMS.iter().find(|(id, ..)| *id == claim.id) else { continue };
         tracing::info!("measuring {}", claim.id);
         let mut missing: Vec<String> = needed.iter().flat_map(|cell| judge.runs.missing(cell)).collect();
-        let mut found = find(judge)?;
+        let mut measures = find(judge)?;
         if claim.id == "early-layers-suffer" {
-            missing.extend(lens::missing(judge.runs, Recipe::Converged));
+            missing.extend(lens::missing(judge.runs, Recipe::Converged)?);
         }
-        found.measures.sort_by_key(|m| m.role as u8);
-        let interval = |role: Role| found.measures.iter().find(|m| m.role == role).map(|m| m.ci95);
+        measures.sort_by_key(|m| m.role as u8);
+        let interval = |role: Role| measures.iter().find(|m| m.role == role).map(|m| m.ci95);
         let says = claim.says()?;
-        let condition = match (says, found.below_band) {
-            (Says::Band { low, .. }, Some(ends)) => ends.is_some_and(|[_, high]| high < low),
-            _ => true,
+        // Beside a band it has to lie wholly below the band; elsewhere rule 6a has it.
+        let (above_chance, condition) = match (says, interval(Role::Condition)) {
+            (Says::Band { low, .. }, Some(ends)) => (None, ends.is_some_and(|[_, high]| high < low)),
+            (_, above_chance) => (above_chance, true),
         };
         let evidence = Evidence {
             measurable: judge.runs.fallback().is_none(),
             missing: !missing.is_empty(),
             says,
             primary: interval(Role::Primary).flatten(),
-            above_chance: found.above_chance,
+            above_chance,
             corrected: claim.corrected.as_ref().map(|_| interval(Role::Corrected).flatten()),
             condition,
         };
@@ -132,7 +128,7 @@ pub fn judge(judge: &mut Judge, claims: &[Claim]) -> Result<Vec<Judged>, Error> 
             published: claim.published.clone(),
             primary: format!("{} ({})", claim.primary.measure, claim.primary.window),
             verdict: verdict(&evidence),
-            measures: found.measures,
+            measures,
             missing,
         });
     }
@@ -233,13 +229,13 @@ fn window(part: Part) -> String {
     }
 }
 
-/// Of two sides, scores less their own chance level within frequency groups: of the larger score.
-fn larger_above_chance(sides: &[Crossed; 2], metric: &str) -> Interval {
-    let larger = sides.iter().max_by(|a, b| {
-        let mean = |c: &Crossed| mean_of(&c.values(metric)).unwrap_or(f64::NEG_INFINITY);
-        mean(a).total_cmp(&mean(b))
-    });
-    larger.and_then(|side| Estimate::crossed(&side.above_frequency(metric)).ci95)
+/// Of two scores the larger, less its own chance level within frequency groups.
+fn larger_above_chance<'a>(scores: [(&str, &'a Crossed); 2], metric: &str) -> Measure {
+    let mean = |c: &'a Crossed| mean_of(&c.values(metric)).unwrap_or(f64::NEG_INFINITY);
+    let [first, second] = scores;
+    let (name, larger) = if mean(second.1) > mean(first.1) { second } else { first };
+    let name = format!("align {metric} {name}, the larger score, less its own null_freq");
+    Measure::new(Role::Condition, name, LAST, Estimate::crossed(&larger.above_frequency(metric)))
 }
 
 /// Kept steps of an arm's runs, but 0 and the last.
@@ -273,11 +269,15 @@ fn closer_to_output(judge: &mut Judge) -> Result<Found, Error> {
             }
         }
     }
+    let tokens = learned[1].pairs("procrustes", |score| Some(score.tokens as f64));
+    measures.push(Measure::new(Role::Also, "tokens of the learned parts", LAST, Estimate::crossed(&tokens)));
     measures.extend(of_ceiling(judge, &sides)?);
     for step in kept_between(judge.runs, "tied") {
         measures.push(judge.difference(Role::Also, "untied", "tied", "procrustes", Part::At(step))?);
     }
-    Ok(Found { measures, above_chance: Some(larger_above_chance(&sides, "procrustes")), below_band: None })
+    let [input, output] = &sides;
+    measures.push(larger_above_chance([("input_to_tied", input), ("output_to_tied", output)], "procrustes"));
+    Ok(measures)
 }
 
 /// Each side as a share of what two seeds of its own table have in common, where these have anything in common.
@@ -333,9 +333,11 @@ fn output_gradient_dominates(judge: &mut Judge) -> Result<Found, Error> {
         add("peak", "all steps", ratios(judge, norms, |r| Some(r.peak?.value))?);
         add("step of the peak", "all steps", ratios(judge, norms, |r| Some(r.peak?.step as f64))?);
         add("last crossing of 1, step", "all steps", ratios(judge, norms, |r| Some(r.last_crossing? as f64))?);
+        add("mean", "first 1 % of steps", ratios(judge, norms, |r| r.first_1.mean)?);
+        add("mean", "all steps", ratios(judge, norms, |r| r.all.mean)?);
         add("mean log", "last 10 % of steps", ratios(judge, norms, |r| r.last_10.mean_log)?);
     }
-    Ok(Found { measures, ..Found::default() })
+    Ok(measures)
 }
 
 fn output_gradient_5_to_10_times(judge: &mut Judge) -> Result<Found, Error> {
@@ -348,7 +350,7 @@ fn output_gradient_5_to_10_times(judge: &mut Judge) -> Result<Found, Error> {
         Measure::new(Role::Primary, log_ratio(AUTHORS), FIRST, ratios(judge, AUTHORS, |r| r.first_10.mean_log)?),
         Measure::new(Role::Also, "share of steps with a ratio between 5 and 10", FIRST, between),
     ];
-    Ok(Found { measures, ..Found::default() })
+    Ok(measures)
 }
 
 /// Mean cosine of an untied run's table with the same table at another kept step.
@@ -382,7 +384,7 @@ fn output_moves_more(judge: &mut Judge) -> Result<Found, Error> {
     })?;
     let name = "first kept step up to which, from the one before, the input table changed more (no value: none)";
     measures.push(Measure::new(Role::Also, name, "kept steps", flips));
-    Ok(Found { measures, ..Found::default() })
+    Ok(measures)
 }
 
 fn norm_frequency(judge: &mut Judge) -> Result<Found, Error> {
@@ -400,7 +402,7 @@ fn norm_frequency(judge: &mut Judge) -> Result<Found, Error> {
         let name = format!("Spearman of row norm with token frequency: {}", side.name());
         measures.push(Measure::new(Role::Also, name, LAST, estimate));
     }
-    Ok(Found { measures, ..Found::default() })
+    Ok(measures)
 }
 
 fn early_layers_suffer(judge: &mut Judge) -> Result<Found, Error> {
@@ -450,6 +452,11 @@ fn early_layers_suffer(judge: &mut Judge) -> Result<Found, Error> {
         let estimate = difference(recipe, Which::Tuned, value, None)?;
         measures.push(Measure::new(Role::Also, name(recipe, what), LAST, estimate));
     }
+    // Each lens ends by its own curve; up to the shorter one both arms saw the same tokens.
+    for cell in ["tied", "untied"] {
+        let tokens = judge.each(cell, |run| Ok(lens(run, Converged)?.map(|lens| lens.training.tokens as f64)))?;
+        measures.push(Measure::new(Role::Also, format!("tokens of the converged lens of {cell}"), "training", tokens));
+    }
     let layers = judge.runs.of("tied").first().map_or(0, |run| run.kept.config.model.n_layers);
     for (recipe, which) in [(Converged, Which::Tuned), (Paper, Which::Tuned), (Converged, Which::Logit)] {
         for (point, place) in lens::points(layers).iter().enumerate() {
@@ -468,7 +475,7 @@ fn early_layers_suffer(judge: &mut Judge) -> Result<Found, Error> {
         let estimate = judge.paired("tied", "untied", &tag)?;
         measures.push(Measure::new(Role::Also, format!("{tag}: tied - untied"), LAST, estimate));
     }
-    Ok(Found { measures, ..Found::default() })
+    Ok(measures)
 }
 
 fn scaling(judge: &mut Judge, side: Side) -> Result<Found, Error> {
@@ -496,9 +503,16 @@ fn scaling(judge: &mut Judge, side: Side) -> Result<Found, Error> {
             None,
         ),
     ];
-    measures.push(if side == Side::Output {
+    let corrected = if side == Side::Output {
         let matched = of(side, judge.sides("movement-matched", Part::Whole)?);
-        let estimate = difference(&x5, &matched, &values("procrustes"));
+        let mut estimate = difference(&x5, &matched, &values("procrustes"));
+        let apart = moved_apart(judge)?;
+        // An arm that moves otherwise than x5 corrects nothing.
+        if apart.mean.is_none_or(|apart| apart.abs() > pilot::NEAR) {
+            estimate.ci95 = None;
+        }
+        let name = format!("cosine to initial table: movement-matched - x5; above {} it corrects nothing", pilot::NEAR);
+        measures.push(Measure::new(Role::Also, name, LAST, apart));
         Measure::new(Role::Corrected, format!("align procrustes {what}: x5 - movement-matched"), LAST, estimate)
     } else {
         let estimate = difference(&x5, &whole, &|c| c.above_frequency("procrustes"));
@@ -508,7 +522,8 @@ fn scaling(judge: &mut Judge, side: Side) -> Result<Found, Error> {
             LAST,
             estimate,
         )
-    });
+    };
+    measures.push(corrected);
     for (arm, scores) in [("x1", &whole), ("x5", &x5)] {
         let name = format!("align procrustes {what} of {arm}");
         let measure = Measure::new(Role::Also, name, LAST, Estimate::crossed(&scores.values("procrustes"))).beside(
@@ -528,11 +543,18 @@ fn scaling(judge: &mut Judge, side: Side) -> Result<Found, Error> {
     let [base, scaled] = ["tied", "x5"].map(|arm| judge.sides(arm, Part::Learned));
     let learned = difference(&of(side, scaled?), &of(side, base?), &values("procrustes"));
     measures.push(Measure::new(Role::Also, format!("learned part procrustes {what}: x5 - x1"), LAST, learned));
-    // The larger of the two arms' scores.
-    let mean = |c: &Crossed| mean_of(&c.values("procrustes")).unwrap_or(f64::NEG_INFINITY);
-    let larger = if mean(&x5) > mean(&whole) { &x5 } else { &whole };
-    let above_chance = Some(Estimate::crossed(&larger.above_frequency("procrustes")).ci95);
-    Ok(Found { measures, above_chance, below_band: None })
+    let names = ["x1", "x5"].map(|arm| format!("{what} of {arm}"));
+    measures.push(larger_above_chance([(&names[0], &whole), (&names[1], &x5)], "procrustes"));
+    Ok(measures)
+}
+
+/// How much less than x5 the movement-matched arm moved.
+fn moved_apart(judge: &Judge) -> Result<Estimate, Error> {
+    judge.each(pilot::MATCHED_MOVEMENT, |run| {
+        let Some(scaled) = judge.runs.get("x5", run.seed) else { return Ok(None) };
+        let moved = |run: &Run| cosine(run, Side::Tied, run.steps(), 0, &judge.runs.rows(run)?);
+        Ok(Some(moved(run)? - moved(scaled)?))
+    })
 }
 
 fn x3_restores_balance(judge: &mut Judge) -> Result<Found, Error> {
@@ -540,12 +562,9 @@ fn x3_restores_balance(judge: &mut Judge) -> Result<Found, Error> {
         Estimate::crossed(&minus(&input.values("procrustes"), &output.values("procrustes")))
     };
     let (x1, x3) = (balance(judge.sides("tied", Part::Whole)?), balance(judge.sides("x3", Part::Whole)?));
-    // Nothing is restored where nothing was out of balance.
-    let below_band = Some(x1.ci95);
     let name = |arm: &str| format!("align procrustes of {arm}: input_to_tied - output_to_tied");
-    let measures =
-        vec![Measure::new(Role::Primary, name("x3"), LAST, x3), Measure::new(Role::Also, name("x1"), LAST, x1)];
-    Ok(Found { measures, above_chance: None, below_band })
+    // Nothing is restored where nothing was out of balance.
+    Ok(vec![Measure::new(Role::Primary, name("x3"), LAST, x3), Measure::new(Role::Condition, name("x1"), LAST, x1)])
 }
 
 /// Validation losses of two arms, paired by seed.
@@ -580,7 +599,7 @@ fn loss(judge: &mut Judge, arm: &str, baseline: &str) -> Result<Found, Error> {
             measures.push(Measure::new(Role::Also, format!("parameters of {cell}"), "", parameters));
         }
     }
-    Ok(Found { measures, ..Found::default() })
+    Ok(measures)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 pub use tiebreak_probe::lens::points;
-use tiebreak_probe::lens::{Recipe, Summary};
+use tiebreak_probe::lens::{Ended, Recipe, Summary};
 use tiebreak_sweep::statistics::mean;
 use tiebreak_train::config::LensConfig;
 use tiebreak_train::lens::{LensJob, LensReport, train_lens};
@@ -62,23 +62,47 @@ pub fn lens(run: &Run, recipe: Recipe) -> Result<Option<LensReport>, Error> {
     serde_json::from_slice(&bytes).map(Some).map_err(wrong)
 }
 
-/// Complete runs without a lens of a recipe, for people.
-pub fn missing(runs: &Runs, recipe: Recipe) -> Vec<String> {
-    let lacking = |arm: &str| runs.of(arm).into_iter().filter(|run| !file(run, recipe).is_file()).collect::<Vec<_>>();
-    let all = ARMS.iter().flat_map(|arm| lacking(arm).into_iter().map(move |run| (arm, run.seed)));
-    all.map(|(arm, seed)| format!("{arm} s{seed}: no {} lens", recipe.name())).collect()
+/// Whether a lens was trained as its run's configuration asks: by hand it may have been given fewer tokens.
+fn as_configured(run: &Run, lens: &LensReport) -> bool {
+    let config = &run.kept.config.lens;
+    lens.recipe == Recipe::Paper
+        || match config.train_tokens {
+            0 => lens.training.ended != Ended::Tokens,
+            tokens => lens.training.ended == Ended::Tokens && lens.training.tokens >= tokens as u64,
+        }
 }
 
-/// Trains the lenses that are missing, `at_once` at a time on one thread each, seed by seed.
+/// Complete runs without a lens that can be judged by, and why, for people.
 ///
 /// # Errors
-/// [`Halt::Interrupted`] if `stop` is set meanwhile; [`Halt::Error`] as [`train_lens`].
-pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<(), Halt> {
+/// As [`lens`].
+pub fn missing(runs: &Runs, recipe: Recipe) -> Result<Vec<String>, Error> {
+    let mut missing = Vec::new();
+    for (arm, run) in ARMS.iter().flat_map(|arm| runs.of(arm).into_iter().map(move |run| (arm, run))) {
+        let why = match lens(run, recipe)? {
+            None => "no lens",
+            Some(lens) if !as_configured(run, &lens) => "another length of lens than the configuration's",
+            Some(lens) if !matches!(lens.training.ended, Ended::Settled | Ended::Tokens) => {
+                "a lens that did not settle"
+            }
+            Some(_) => continue,
+        };
+        missing.push(format!("{arm} s{}: {why} ({})", run.seed, recipe.name()));
+    }
+    Ok(missing)
+}
+
+/// Trains the lenses that are missing or were trained otherwise, `at_once` at a time on one thread each, seed by seed. Gives what
+/// failed, a line each.
+///
+/// # Errors
+/// [`Halt::Interrupted`] if `stop` is set meanwhile; [`Halt::Error`] as [`lens`].
+pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<String, Halt> {
     let mut jobs: Vec<(u64, &Run, Recipe)> = Vec::new();
     for (run, recipe) in
         ARMS.iter().flat_map(|arm| runs.of(arm)).flat_map(|run| [(run, Recipe::Converged), (run, Recipe::Paper)])
     {
-        if !file(run, recipe).is_file() {
+        if !lens(run, recipe)?.is_some_and(|lens| as_configured(run, &lens)) {
             jobs.push((run.seed, run, recipe));
         }
     }
@@ -86,11 +110,11 @@ pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<(), Halt>
     let jobs: Vec<(PathBuf, Recipe)> =
         jobs.into_iter().map(|(_, run, recipe)| (run.kept.folder.0.clone(), recipe)).collect();
     if jobs.is_empty() {
-        return Ok(());
+        return Ok(String::new());
     }
     tracing::info!("{} lenses to train, {} at a time", jobs.len(), at_once.min(jobs.len()));
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-    let give_up = || stop.load(Ordering::Relaxed) || failed.lock().is_ok_and(|error| error.is_some());
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(String::new()));
+    let give_up = || stop.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
         for _ in 0..at_once.min(jobs.len()) {
             scope.spawn(|| {
@@ -102,7 +126,10 @@ pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<(), Halt>
                         Err(e) => Err(Error::Failed(format!("a thread cannot be started: {e}"))),
                     };
                     match (done, failed.lock()) {
-                        (Err(e), Ok(mut failed)) => _ = failed.get_or_insert(e),
+                        (Err(e), Ok(mut failed)) => {
+                            tracing::error!("{}: {} lens: {e}", folder.display(), recipe.name());
+                            *failed += &format!("{}: {} lens: {e}\n", folder.display(), recipe.name());
+                        }
                         (Ok(true), _) => {
                             let name = folder.file_name().unwrap_or_default().to_string_lossy();
                             tracing::info!("{name}: {} lens", recipe.name());
@@ -113,11 +140,7 @@ pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<(), Halt>
             });
         }
     });
-    match failed.into_inner() {
-        Ok(Some(e)) => Err(e.into()),
-        _ if stop.load(Ordering::Relaxed) => Err(Halt::Interrupted),
-        _ => Ok(()),
-    }
+    if stop.load(Ordering::Relaxed) { Err(Halt::Interrupted) } else { Ok(failed.into_inner().unwrap_or_default()) }
 }
 
 /// Trains and reads one lens; `false` if it was told to stop.

@@ -15,6 +15,8 @@ pub enum Role {
     Primary,
     /// It corrects the primary one.
     Corrected,
+    /// It has to be above 0 (or, beside a band, below it) for the verdict to stand.
+    Condition,
     /// It stands beside.
     Also,
 }

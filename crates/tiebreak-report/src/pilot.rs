@@ -23,7 +23,7 @@ const SCALED: &str = "x5";
 /// Arms of the paper's regime of Adam's eps begin so.
 const EPS_ARMS: &str = "eps-";
 /// How near the two movements have to be, as a cosine.
-const NEAR: f64 = 0.01;
+pub const NEAR: f64 = 0.01;
 /// Trials of the bisection.
 const TRIALS: usize = 10;
 

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
+use tiebreak_data::Lock;
 use tiebreak_sweep::{CellsOutcome, LaunchOptions, train_cells};
 use tiebreak_train::Error;
 use tiebreak_train::folder::RunFolder;
+use tiebreak_train::track::{TensorBoard, Tracker};
 
 use crate::alignments::Alignments;
 use crate::claims::{self, Judge, Judged};
@@ -89,6 +91,19 @@ fn steps(options: &Options) -> Result<String, Halt> {
         return Err(Error::Input(format!("--out {}: {wrong}; choose another --out", out.display())).into());
     }
     check_names(&options.only)?;
+    if options.launch.jobs == Some(0) {
+        return Err(Error::Input("--jobs 0: expected at least 1".into()).into());
+    }
+    let here = Path::new(FOLDER);
+    if here.is_dir() && !here.join("base.toml").is_file() {
+        let what = "has no base.toml, so it is not clear which experiments are meant";
+        let way = "run from another folder for those that are compiled in, or give it a base.toml";
+        return Err(Error::Input(format!("{FOLDER}/ in the working directory {what}; {way}")).into());
+    }
+    let unusable = |e: &dyn std::fmt::Display| Error::Input(format!("--out {}: {e}", out.display()));
+    std::fs::create_dir_all(out).map_err(|e| unusable(&e))?;
+    let lock = Lock::try_acquire(&out.join("reproduce.lock")).map_err(|e| unusable(&e))?;
+    let _lock = lock.ok_or_else(|| unusable(&"another process reproduces into it"))?;
     let pilot = Pilot::read(out, options.scale)?;
     let plan = Plan::load(options.scale, &options.only, out)?;
     let claims = published::claims(&plan.published)?;
@@ -109,9 +124,12 @@ fn steps(options: &Options) -> Result<String, Halt> {
     let runs = Runs::find(&plan, &members)?;
     if plan.experiments.iter().any(|e| e.chosen && e.name == LENSES) {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        lens::train(&runs, options.launch.jobs.unwrap_or(cores), &options.launch.stop)?;
+        failures += &lens::train(&runs, options.launch.jobs.unwrap_or(cores), &options.launch.stop)?;
     }
-    let text = write(options, &plan, &pilot, &runs, &claims)?;
+    let text = match write(options, &plan, &pilot, &runs, &claims) {
+        Err(_) if options.launch.stop.load(Ordering::Relaxed) => return Err(Halt::Interrupted),
+        other => other?,
+    };
     if failures.is_empty() { Ok(text) } else { Err(Halt::Failures(format!("{text}\n{failures}"))) }
 }
 
@@ -124,13 +142,14 @@ struct ClaimsFile<'a> {
 
 /// Measures, judges, draws and writes: into OUT, and at full scale also into a project's own experiments folder.
 fn write(options: &Options, plan: &Plan, pilot: &Pilot, runs: &Runs, claims: &[Claim]) -> Result<String, Halt> {
-    let mut judge = Judge { runs, alignments: Alignments::open(runs, &options.out)? };
+    let mut judge = Judge { runs, alignments: Alignments::open(runs, &options.out, &options.launch.stop)? };
     let judged = claims::judge(&mut judge, claims)?;
     let here = Path::new(FOLDER);
     let published = options.scale == Scale::Full && here.join("base.toml").is_file();
     let folders: Vec<PathBuf> =
         std::iter::once(options.out.join(FOLDER)).chain(published.then(|| here.to_path_buf())).collect();
     let mut experiments = Vec::new();
+    let mut board = images(&options.out)?;
     // Those that were run earlier too, so that a part of the experiments adds to the results.
     let there = |e: &&Experiment| e.chosen || e.cells().iter().any(|cell| runs.get(&cell.name, cell.seed).is_some());
     for experiment in plan.experiments.iter().filter(there) {
@@ -145,23 +164,54 @@ fn write(options: &Options, plan: &Plan, pilot: &Pilot, runs: &Runs, claims: &[C
             arms: results::arms(&judge, plan, experiment.name)?,
             measures: experiments::findings(&mut judge, experiment.name)?,
         };
+        for (name, figure) in &figures {
+            board.image(0, &format!("{}/{name}", experiment.name), figure.png())?;
+        }
         for folder in folders.iter().map(|folder| folder.join(experiment.name)) {
             results::write_json(&folder.join("result.json"), &summary)?;
             figures.iter().try_for_each(|(name, figure)| figure.write(&folder.join(name)))?;
         }
         experiments.push((summary, figures.into_iter().map(|(name, _)| name).collect()));
     }
+    board.sync()?;
     results::write_json(
         &options.out.join("claims.json"),
         &ClaimsFile { scale: options.scale.name(), claims: &judged },
     )?;
-    let only: String = options.only.iter().map(|name| format!(" --only {name}")).collect();
-    let command = format!("tiebreak reproduce --scale {}{only} --out {}", options.scale.name(), options.out.display());
+    let commands = commands(options)?;
     let (experiments, claims) = (&experiments[..], &judged[..]);
-    let results = Results { scale: options.scale, command, claims, experiments, pilot, runs }.to_markdown();
+    let results = Results { scale: options.scale, commands, claims, experiments, pilot, runs }.to_markdown();
     for folder in &folders {
         results::write_text(&folder.join("RESULTS.md"), results.as_bytes())?;
     }
     let files: Vec<String> = folders.iter().map(|f| f.join("RESULTS.md").display().to_string()).collect();
     Ok(format!("{}\nMeasures, arms and figures: {}\n", results::table(claims), files.join(", ")))
+}
+
+/// Every command that added to OUT, oldest first: `commands.json`.
+fn commands(options: &Options) -> Result<Vec<String>, Error> {
+    let path = options.out.join("commands.json");
+    let mut all: Vec<String> = match std::fs::read(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(Error::Failed(format!("{}: cannot be read: {e}", path.display()))),
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|e| Error::Input(format!("{}: {e}: no list of commands; remove it", path.display())))?,
+    };
+    let only: String = options.only.iter().map(|name| format!(" --only {name}")).collect();
+    let jobs = options.launch.jobs.map(|jobs| format!(" --jobs {jobs}")).unwrap_or_default();
+    let scale = options.scale.name();
+    let command = format!("tiebreak reproduce --scale {scale}{only}{jobs} --out {}", options.out.display());
+    if !all.contains(&command) {
+        all.push(command);
+        results::write_json(&path, &all)?;
+    }
+    Ok(all)
+}
+
+/// TensorBoard's copy of the figures, made anew: `OUT/figures`.
+fn images(out: &Path) -> Result<TensorBoard, Error> {
+    let folder = out.join("figures");
+    std::fs::create_dir_all(&folder)
+        .map_err(|e| Error::Failed(format!("{}: cannot be made: {e}", folder.display())))?;
+    TensorBoard::open(&folder, None)
 }

@@ -164,7 +164,7 @@ pub struct Results<'a> {
     /// Scale.
     pub scale: Scale,
     /// The commands that made it.
-    pub command: String,
+    pub commands: Vec<String>,
     /// The claims.
     pub claims: &'a [Judged],
     /// The experiments.
@@ -179,7 +179,7 @@ impl Results<'_> {
     /// As Markdown.
     pub fn to_markdown(&self) -> String {
         let mut text = String::from("# Results\n\nWritten by `tiebreak reproduce`; not edited by hand.\n\n");
-        let _ = writeln!(text, "```sh\n{}\n```\n", self.command);
+        let _ = writeln!(text, "```sh\n{}\n```\n", self.commands.join("\n"));
         text += &self.machine();
         let _ = writeln!(
             text,
@@ -307,6 +307,7 @@ fn measures(measures: &[Measure]) -> String {
             let role = match m.role {
                 Role::Primary => "primary",
                 Role::Corrected => "corrected",
+                Role::Condition => "condition",
                 Role::Also => "",
             };
             [

@@ -165,6 +165,11 @@ impl Figure {
         write_atomic(&stem.with_extension("svg"), self.svg.as_bytes())?;
         write_atomic(&stem.with_extension("png"), &self.png)
     }
+
+    /// The PNG.
+    pub fn png(&self) -> &[u8] {
+        &self.png
+    }
 }
 
 #[cfg(test)]
