@@ -20,7 +20,7 @@ pub use expand::{Cell, expand};
 pub use grammar::{Arm, SweepConfig};
 pub use launch::{LaunchOptions, default_split};
 pub use plan::{Located, locate};
-pub use runs::{each_scalar, series};
+pub use runs::each_scalar;
 pub use summary::{CellRecord, SUMMARY_FILE, SWEEP_FILE, SweepRecord};
 pub use sweep::{CellsOutcome, Sweep, SweepOutcome, train_cells};
 pub use tags::{TAGS, is_tag};
