@@ -45,7 +45,8 @@ pub struct Gradients {
     pub last: (Tensor<2>, Tensor<2>),
 }
 
-/// Runs forward and backward over the micro-batches of one step; `precision` is that of the trunk's maps and the head.
+/// Runs forward and backward over the micro-batches of one step; `precision` is that of the products of the
+/// trunk's maps, of attention and of the head.
 pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64, precision: Precision) -> Gradients {
     let tokens: usize = batches.iter().map(|b| b.inputs.len()).sum();
     let pair = model.interface.pair();

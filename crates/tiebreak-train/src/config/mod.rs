@@ -124,9 +124,9 @@ section! {
 pub enum Precision {
     /// Single precision throughout: the reference.
     F32,
-    /// The operands of the trunk's maps and of the head's products rounded to bf16; sums, weights, moments, norms,
-    /// attention, softmax and loss stay in single precision, and so do evaluation, probes and lenses. Refused where it would
-    /// not be faster.
+    /// The operands of the large products rounded to bf16: the trunk's maps, attention's products and the head's, forward
+    /// and backward. Sums, weights, moments, norms, softmax and loss stay in single precision, and so do evaluation, probes
+    /// and lenses. Refused where it would not be faster.
     Bf16,
 }
 
