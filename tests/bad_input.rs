@@ -124,7 +124,7 @@ fn configuration() {
         ("[optim]\ntable_warmup_steps = 10", &["unknown key table_warmup_steps", "[optim]"]),
         ("[aux]\nreconstruction = 1.0", &["unknown section [aux]"]),
         ("[probe]\nevery = -1", &["probe.every", "-1"]),
-        ("[probe]\npermutations = 1000000", &["probe.permutations = 1000000", "expected 0 to 100000"]),
+        ("[probe]\npermutations = 10001", &["probe.permutations = 10001", "expected 0 to 10000"]),
         ("[probe]\nreference = [\"\"]", &["probe.reference", "empty name"]),
         ("[lens]\nafter_training = 1", &["lens.after_training", "boolean"]),
         ("[lens]\nrecipe = \"bogus\"", &["lens.recipe", "bogus", "converged", "paper"]),

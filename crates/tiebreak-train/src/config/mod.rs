@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tiebreak_data::{DataConfig, Error};
 use tiebreak_model::ModelConfig;
 use tiebreak_model::interface::{HeadConfig, Role};
+use tiebreak_probe::MOST_PERMUTATIONS;
 use tiebreak_probe::lens::Recipe;
 
 use crate::device::DeviceSpec;
@@ -301,7 +302,7 @@ impl RunConfig {
         }
         let most = [
             ("probe.every", self.probe.every, 1 << 40),
-            ("probe.permutations", self.probe.permutations as u64, 100_000),
+            ("probe.permutations", self.probe.permutations as u64, MOST_PERMUTATIONS as u64),
         ];
         if let Some((key, value, most)) = most.into_iter().find(|(_, value, most)| value > most) {
             return fail(format!("{key} = {value}: expected 0 to {most}"));
