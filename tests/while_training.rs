@@ -183,19 +183,16 @@ fn what_a_resume_needs_is_refused_by_name_if_it_is_missing() {
         assert!(parts.iter().all(|part| said.stderr.contains(part)), "{said:?}");
         assert!(place.tree() == before, "something was written");
     };
-    let table = run.0.join("tables/step-10.safetensors");
     let aside = place.path("aside");
-    std::fs::rename(&table, &aside).unwrap();
-    // The last table before the checkpoint is another one, unless the checkpoint is early.
+    // Those that later ones are compared with: the first, and the last before the checkpoint.
     let before = *run.checkpoints().last().unwrap();
-    if before < 30 {
-        refused(&["step-10.safetensors"]);
+    assert!((31..300).contains(&before), "step {before}");
+    for step in [0, 30] {
+        let table = run.0.join(format!("tables/step-{step}.safetensors"));
+        std::fs::rename(&table, &aside).unwrap();
+        refused(&[&format!("no tables of step {step} were kept"), "put it back", "checkpoints"]);
+        std::fs::rename(&aside, &table).unwrap();
     }
-    std::fs::rename(&aside, &table).unwrap();
-    let first = run.0.join("tables/step-0.safetensors");
-    std::fs::rename(&first, &aside).unwrap();
-    refused(&["no tables of step 0", "checkpoints"]);
-    std::fs::rename(&aside, &first).unwrap();
 
     let folder = run.0.join(format!("checkpoints/step-{before}"));
     let optimiser = folder.join("optimiser.safetensors");
