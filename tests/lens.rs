@@ -99,6 +99,20 @@ fn a_complete_run_gets_its_lens_later_without_another_step() {
     assert!(run.value(60, "lens/tuned_paper/1/kl_bits").is_some());
     assert!(place.train("out", &more[..4]).expect(0).stderr.contains("already complete"));
     assert!(place.train("out", &[]).expect(0).stderr.contains("already complete"));
+
+    // The logs are cut back to the last checkpoint; the tags of the lens that was there stay.
+    let tags = |run: &RunDir| run.metrics().into_iter().filter(|(_, tag, _)| tag.starts_with("lens/")).collect::<Vec<_>>();
+    let converged = tags(&other);
+    let more = [&WITH_LENS[..], &["--set", "lens.recipe=paper", "--resume"]].concat();
+    assert_eq!(place.train("out", &more).expect(0).folder(&place).0, other.0);
+    other.check_tidy();
+    let both = tags(&other);
+    assert!(converged.iter().all(|tag| both.contains(tag)) && both.len() == 3 * 3 * 6, "{both:?}");
+    let files = std::fs::read_dir(&other.0).unwrap().map(|e| e.unwrap().path());
+    let events: Vec<_> = files.filter(|p| p.display().to_string().contains("tfevents")).collect();
+    assert_eq!(events.len(), 1, "{events:?}");
+    let (events, tag) = (std::fs::read(&events[0]).unwrap(), b"lens/tuned/1/kl_bits");
+    assert!(events.windows(tag.len()).any(|bytes| bytes == tag));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::config::{RunConfig, identity, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
-use crate::lens::{LensJob, train_lens};
+use crate::lens::{LensJob, all_scalars, train_lens};
 use crate::optim::AdamW;
 use crate::probed::Probed;
 use crate::probes::Probes;
@@ -323,7 +323,7 @@ impl Run<'_> {
             };
             // The last checkpoint is written: an interrupted lens begins again from it, and cuts the logs back to it.
             match train_lens(&job)? {
-                Some(report) => trackers.scalars(steps, &report.scalars())?,
+                Some(report) => trackers.scalars(steps, &all_scalars(self.folder, &report))?,
                 None => {
                     progress.finish(&format!("{} s{}: interrupted in its lens", config.name, config.seed));
                     return Ok(Outcome::Interrupted);
