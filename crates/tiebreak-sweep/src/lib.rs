@@ -4,7 +4,6 @@ mod compare;
 mod expand;
 mod grammar;
 mod launch;
-mod lens;
 mod plan;
 mod progress;
 mod runs;
@@ -14,6 +13,7 @@ mod sweep;
 mod table;
 mod tags;
 pub mod windows;
+mod written;
 
 pub use compare::{ArmSummary, CompareOptions, Comparison, Versus, compare};
 pub use expand::{Cell, expand};
