@@ -101,7 +101,8 @@ fn a_complete_run_gets_its_lens_later_without_another_step() {
     assert!(place.train("out", &[]).expect(0).stderr.contains("already complete"));
 
     // The logs are cut back to the last checkpoint; the tags of the lens that was there stay.
-    let tags = |run: &RunDir| run.metrics().into_iter().filter(|(_, tag, _)| tag.starts_with("lens/")).collect::<Vec<_>>();
+    let tags =
+        |run: &RunDir| run.metrics().into_iter().filter(|(_, tag, _)| tag.starts_with("lens/")).collect::<Vec<_>>();
     let converged = tags(&other);
     let more = [&WITH_LENS[..], &["--set", "lens.recipe=paper", "--resume"]].concat();
     assert_eq!(place.train("out", &more).expect(0).folder(&place).0, other.0);

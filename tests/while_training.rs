@@ -1,6 +1,6 @@
 //! What a run measures of its tables while it trains: on schedule, against other seeds, and without touching the training.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use tiebreak_train::{KeptTables, Side};
@@ -165,6 +165,35 @@ fn interrupted_and_resumed_with_probes() {
         run.check_tidy();
         assert_same(&run, &expected, &out);
     }
+}
+
+/// No tag of it, no moment for it, the same weights; and such a run resumes as any other.
+#[test]
+fn a_run_without_provenance() {
+    let place = Place::new();
+    let none = ["--set", "train.steps=300", "--set", "log.provenance_every=0"];
+    let with = place.train("with", &none[..2]).expect(0).folder(&place);
+    let whole = place.train("whole", &none).expect(0).folder(&place);
+    let logged =
+        |run: &RunDir| run.metrics().iter().any(|(_, tag, _)| tag.starts_with("grad/") || tag.starts_with("update/"));
+    assert_eq!((logged(&with), logged(&whole)), (true, false));
+    let tensors = |run: &RunDir, file: &str| {
+        let device = burn::tensor::Device::flex();
+        let found = tiebreak_train::tensors::read(&run.0.join("checkpoints/step-300").join(file), &device).unwrap();
+        found.into_iter().map(|(name, tensor)| (name, tensor.to_data())).collect::<BTreeMap<_, _>>()
+    };
+    assert!(tensors(&with, "model.safetensors") == tensors(&whole, "model.safetensors"));
+    let mut moments = tensors(&with, "optimiser.safetensors");
+    moments.remove("table/first_input").expect("the input side's part is kept");
+    assert!(moments == tensors(&whole, "optimiser.safetensors"));
+
+    let mut child = place.start("out", &none);
+    wait_until("a checkpoint", || place.started_below("out").is_some_and(|run| run.checkpoints().last() > Some(&30)));
+    signal(&child, libc::SIGTERM);
+    child.wait().unwrap();
+    let run = place.train("out", &[&none[..], &["--resume"]].concat()).expect(0).folder(&place);
+    run.check_tidy();
+    assert_same(&run, &whole, "out");
 }
 
 /// A checkpoint of a version that did not keep the input side's part of the moment, and a lost table.

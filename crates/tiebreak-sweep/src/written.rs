@@ -88,6 +88,9 @@ fn alignment(rest: &str, config: &RunConfig) -> Result<Option<String>, Error> {
 }
 
 fn provenance(rest: &str, config: &RunConfig) -> Option<String> {
+    if config.log.provenance_every == 0 {
+        return Some("needs log.provenance_every > 0".into());
+    }
     if rest.starts_with("shared_") && !config.head.has_role(Role::Shared) {
         return Some(format!("head.mode = \"{}\" shares no parameter", mode_name(config.head.mode)));
     }
@@ -177,5 +180,9 @@ mod tests {
         config.head.mode = ModeKind::Untied;
         assert!(refused(&config, "grad/shared_output_norm").contains("head.mode = \"untied\""));
         check_written("grad/output_norm", &config).unwrap();
+        config.log.provenance_every = 0;
+        for tag in ["grad/output_norm", "update/output_signed_share"] {
+            assert!(refused(&config, tag).contains("log.provenance_every"));
+        }
     }
 }

@@ -361,7 +361,8 @@ impl Run<'_> {
             self.folder.clean()?;
             return Ok(None);
         };
-        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, &self.device)
+        let attributed = self.config.log.provenance_every > 0;
+        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, attributed, &self.device)
             .map_err(|e| Error::Input(e.to_string()))?;
         Trackers::check(&self.folder.0, state.logs)?;
         self.probes.check(self.folder, state.step)?;

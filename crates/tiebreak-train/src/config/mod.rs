@@ -156,11 +156,11 @@ section! {
 }
 
 section! {
-    /// `[log]`. Whatever the intervals, the first and the last step are logged.
+    /// `[log]`. Whatever the intervals, the first and the last step are logged, unless 0 says none.
     LogConfig {
         /// Steps between train/ scalars.
         every: u64 = 1,
-        /// Steps between grad/ scalars.
+        /// Steps between grad/ and update/ scalars; 0: none, and nothing is kept for them.
         provenance_every: u64 = 1,
         /// Steps between histograms of row norms in TensorBoard; 0: none.
         histograms_every: u64 = 0,
@@ -271,7 +271,6 @@ impl RunConfig {
             ("train.steps", t.steps, 1 << 40),
             ("train.batch_size", t.batch_size as u64, 1 << 24),
             ("log.every", self.log.every, 1 << 40),
-            ("log.provenance_every", self.log.provenance_every, 1 << 40),
             ("checkpoint.keep", self.checkpoint.keep as u64, 1 << 20),
         ];
         for (key, value, most) in positive {
@@ -302,6 +301,7 @@ impl RunConfig {
         }
         let most = [
             ("probe.every", self.probe.every, 1 << 40),
+            ("log.provenance_every", self.log.provenance_every, 1 << 40),
             ("probe.permutations", self.probe.permutations as u64, MOST_PERMUTATIONS as u64),
         ];
         if let Some((key, value, most)) = most.into_iter().find(|(_, value, most)| value > most) {
