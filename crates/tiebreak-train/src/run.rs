@@ -85,7 +85,11 @@ fn recorded(folder: &RunFolder) -> Recorded {
 /// Trains, or goes on training, one run.
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
     let kind = config.device.parse::<DeviceSpec>()?.kind()?;
-    let precision = device::precision(config.train.precision, kind)?;
+    let precision = match device::precision(config.train.precision, kind) {
+        // A run that is there may have begun with it.
+        Err(refused) if !options.resume => return Err(refused),
+        found => found,
+    };
     let out = options.out.display();
     if RunFolder::is_run(options.out) {
         return Err(Error::Input(format!(
@@ -119,6 +123,8 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
             )));
         }
     }
+    let begun = || device::begun_with(&recorded(&folder).starts.first()?.products);
+    let precision = precision.or_else(|refused| begun().ok_or(refused))?;
     let device = device::open(kind)?;
     let threads = threads(config, &folder);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
