@@ -141,7 +141,9 @@ fn lenses(c: &mut Criterion) {
         let sources = lenses.clone().map(Source::States);
         let id = |name| BenchmarkId::new(name, format!("v{v} d{d}"));
         once(c, "lens_kl", id("f32"), 6 * N * v * d, || lens_kl(&h, &lenses, &head));
-        once(c, "lens_gradients", id("f32"), 10 * N * v * d, || lens_gradients(&h, &lenses, &head, 1.0, &mut |_, _| {}));
+        once(c, "lens_gradients", id("f32"), 10 * N * v * d, || {
+            lens_gradients(&h, &lenses, &head, 1.0, &mut |_, _| {})
+        });
         once(c, "readings", id("f32"), 6 * N * v * d, || readings(&h, &sources, &head, &inputs, None));
     }
 }

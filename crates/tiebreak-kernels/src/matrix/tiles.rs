@@ -174,7 +174,10 @@ impl Tiles {
         let tasks: Vec<(usize, P, &mut [MaybeUninit<Line>])> = inputs.into_iter().enumerate().map(task).collect();
         Threads::All.each(tasks, |(index, input, lines)| {
             let count = f(index, input, lines);
-            assert!(count == SPAN || index + 1 == existing && count < SPAN, "panel {index} of {existing}: {count} rows");
+            assert!(
+                count == SPAN || index + 1 == existing && count < SPAN,
+                "panel {index} of {existing}: {count} rows"
+            );
             rows.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
             lines.chunks_exact_mut(SPAN).flat_map(|tile| &mut tile[count..]).for_each(zeros);
         });
