@@ -147,8 +147,8 @@ def torch_child(a):
     optimiser = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, fused=True)
     run = torch.compile(model) if a.compile else model
     cast = lambda: torch.autocast("cpu", torch.bfloat16) if a.bf16 else contextlib.nullcontext()
-    n, steps = a.batch * a.context, a.warmup + 2 * a.steps
-    passes = (a.steps + 1) // 2 + 1
+    n, steps = a.batch * a.context, a.warmup + a.steps
+    passes = (a.steps + 3) // 4 + 1
     ids = torch.tensor(tokens(a.vocab, 2 * n * (steps + passes))).view(-1, 2, a.batch, a.context)
     times, losses = [], []
     for i in range(steps):
@@ -205,7 +205,7 @@ def main():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--block", choices=["default", "gpt", "rms"])
     parser.add_argument("--head", choices=["tied", "untied"], default="tied")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps of ours without provenance (default 10)")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps (default 20)")
     parser.add_argument("--warmup", type=int, default=4, help="steps before them (default 4)")
     parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both (default: all)")
@@ -270,9 +270,6 @@ def main():
     for name, runs in found.items():
         keys = ["tokens_per_second", "median_step_ms", "evaluation_tokens_per_second", "peak_rss_mb"]
         report["variants"][name] = {key: round(middle(runs, key), 1) for key in keys} | dict(products=runs[0]["products"])
-        if "provenance_ms" in runs[0]:
-            costs = sorted(r["provenance_ms"] / r["median_step_ms"] for r in runs)
-            report["variants"][name]["provenance"] = [round(x, 4) for x in (statistics.median(costs), costs[0], costs[-1])]
     for ours in (name for name in found if name in OURS):
         for other in (name for name in found if name in THEIRS):
             rounds = list(zip(found[ours], found[other]))
@@ -285,9 +282,8 @@ def main():
     if a.json:
         return print(json.dumps(report, indent=1))
     for name, v in report["variants"].items():
-        cost = f"  provenance {v['provenance'][0]:.1%} ({v['provenance'][1]:.1%} to {v['provenance'][2]:.1%})" if "provenance" in v else ""
         print(f"{name:14} {v['median_step_ms']:8.1f} ms  {v['tokens_per_second']:9.0f} tok/s  evaluation "
-              f"{v['evaluation_tokens_per_second']:9.0f} tok/s  peak {v['peak_rss_mb']:6.0f} MiB  [{v['products']}]{cost}")
+              f"{v['evaluation_tokens_per_second']:9.0f} tok/s  peak {v['peak_rss_mb']:6.0f} MiB  [{v['products']}]")
     for name, v in report["ratios"].items():
         print(f"{name:28} {v['speed'][0]:5.2f} x ({v['speed'][1]} to {v['speed'][2]})  evaluation {v['evaluation']:.2f} x  "
               f"memory {v['memory']:.2f} x")

@@ -124,7 +124,7 @@ fn configuration() {
         ("[optim]\ntable_warmup_steps = 10", &["unknown key table_warmup_steps", "[optim]"]),
         ("[aux]\nreconstruction = 1.0", &["unknown section [aux]"]),
         ("[probe]\nevery = -1", &["probe.every", "-1"]),
-        ("[probe]\npermutations = 1000000", &["probe.permutations = 1000000", "expected 0 to 100000"]),
+        ("[probe]\npermutations = 10001", &["probe.permutations = 10001", "expected 0 to 10000"]),
         ("[probe]\nreference = [\"\"]", &["probe.reference", "empty name"]),
         ("[lens]\nafter_training = 1", &["lens.after_training", "boolean"]),
         ("[lens]\nrecipe = \"bogus\"", &["lens.recipe", "bogus", "converged", "paper"]),
@@ -396,6 +396,18 @@ fn sweeps() {
             &["sweep.metric", "did you mean \"grad/output_over_input\""],
         ),
         (change("\"eval/ppl\"", "\"align/cca\""), &["sweep.metric", "align/cca", "no such tag", "eval/{loss,ppl"]),
+        (
+            change("\"eval/ppl\"", "\"align/input_to_output/cca\""),
+            &["arm \"tied\"", "sweep.metric", "align/input_to_output/cca", "probe.every"],
+        ),
+        (
+            change("\"eval/ppl\"", "\"grad/shared_input_norm\""),
+            &["arm \"untied\"", "sweep.metric", "grad/shared_input_norm", "shares no parameter"],
+        ),
+        (
+            change("\"eval/ppl\"", "\"residual/3/update_over_stream\""),
+            &["arm \"tied\"", "sweep.metric", "model.n_layers = 2"],
+        ),
         (change("run.toml", "none.toml"), &["sweep.base", "none.toml"]),
         (change("base = \"run.toml\"\n", ""), &["sweep.base is missing"]),
         (change("name = \"s\"", "name = \"a/b\""), &["sweep.name", "a/b"]),

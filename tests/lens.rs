@@ -1,6 +1,8 @@
 //! Lenses of runs: trained by the command and by the training itself, resumed, compared.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::Value;
 
@@ -97,6 +99,21 @@ fn a_complete_run_gets_its_lens_later_without_another_step() {
     assert!(run.value(60, "lens/tuned_paper/1/kl_bits").is_some());
     assert!(place.train("out", &more[..4]).expect(0).stderr.contains("already complete"));
     assert!(place.train("out", &[]).expect(0).stderr.contains("already complete"));
+
+    // The logs are cut back to the last checkpoint; the tags of the lens that was there stay.
+    let tags =
+        |run: &RunDir| run.metrics().into_iter().filter(|(_, tag, _)| tag.starts_with("lens/")).collect::<Vec<_>>();
+    let converged = tags(&other);
+    let more = [&WITH_LENS[..], &["--set", "lens.recipe=paper", "--resume"]].concat();
+    assert_eq!(place.train("out", &more).expect(0).folder(&place).0, other.0);
+    other.check_tidy();
+    let both = tags(&other);
+    assert!(converged.iter().all(|tag| both.contains(tag)) && both.len() == 3 * 3 * 6, "{both:?}");
+    let files = std::fs::read_dir(&other.0).unwrap().map(|e| e.unwrap().path());
+    let events: Vec<_> = files.filter(|p| p.display().to_string().contains("tfevents")).collect();
+    assert_eq!(events.len(), 1, "{events:?}");
+    let (events, tag) = (std::fs::read(&events[0]).unwrap(), b"lens/tuned/1/kl_bits");
+    assert!(events.windows(tag.len()).any(|bytes| bytes == tag));
 }
 
 #[test]
@@ -119,6 +136,28 @@ fn a_run_ended_within_its_lens_ends_with_the_same_files() {
         for file in [LENS, REPORT] {
             assert_eq!(bytes(&resumed, file), bytes(&expected, file), "{out} {file}");
         }
+    }
+}
+
+#[test]
+fn the_command_ends_at_a_signal_and_leaves_nothing() {
+    let place = Place::new();
+    let run = place.train("out", &[]).expect(0).folder(&place);
+    let before = tree(&run.0);
+    for how in [libc::SIGTERM, libc::SIGINT] {
+        let mut command = place.command(binary());
+        // Minutes, if nobody ended it.
+        command.args(["lens", "train", run.0.to_str().unwrap(), "--train-tokens", "100000000"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Signals are caught before the first point of the curve is told.
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(said.any(|line| line.unwrap().contains("held-in KL")), "it ended by itself");
+        signal(&child, how);
+        // Read to the end, so that the pipe does not hold it up.
+        said.for_each(drop);
+        let done = child.wait_with_output().unwrap();
+        assert_eq!((done.status.code(), done.stdout.is_empty()), (Some(130), true));
+        assert!(tree(&run.0) == before, "something was written");
     }
 }
 

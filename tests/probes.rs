@@ -155,3 +155,18 @@ fn all_pairs_are_both_ways() {
     // Named twice, it is still one.
     assert_eq!(probe(&place, &[&t1, &t1], &["--only", "geometry"])["models"].as_array().unwrap().len(), 1);
 }
+
+/// What has turned since step 0 is not measured from another step.
+#[test]
+fn a_lost_first_table_is_refused_where_it_is_needed() {
+    let place = Place::new();
+    let t0 = run(&place, "tied", 0);
+    std::fs::remove_file(t0.1.0.join("tables/step-0.safetensors")).unwrap();
+    let (folder, before) = (format!("out/{}", t0.0), place.tree());
+    for only in ["evolution", "learned"] {
+        let said = place.tiebreak(&["probe", &folder, "--only", only]).expect(2);
+        assert!(said.stderr.contains("no tables of step 0 were kept") && said.stdout.is_empty(), "{said:?}");
+    }
+    assert!(place.tree() == before, "something was written");
+    probe(&place, &[&t0], &["--only", "geometry"]);
+}

@@ -1,6 +1,6 @@
 //! What a run measures of its tables while it trains: on schedule, against other seeds, and without touching the training.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use tiebreak_train::{KeptTables, Side};
@@ -167,6 +167,35 @@ fn interrupted_and_resumed_with_probes() {
     }
 }
 
+/// No tag of it, no moment for it, the same weights; and such a run resumes as any other.
+#[test]
+fn a_run_without_provenance() {
+    let place = Place::new();
+    let none = ["--set", "train.steps=300", "--set", "log.provenance_every=0"];
+    let with = place.train("with", &none[..2]).expect(0).folder(&place);
+    let whole = place.train("whole", &none).expect(0).folder(&place);
+    let logged =
+        |run: &RunDir| run.metrics().iter().any(|(_, tag, _)| tag.starts_with("grad/") || tag.starts_with("update/"));
+    assert_eq!((logged(&with), logged(&whole)), (true, false));
+    let tensors = |run: &RunDir, file: &str| {
+        let device = burn::tensor::Device::flex();
+        let found = tiebreak_train::tensors::read(&run.0.join("checkpoints/step-300").join(file), &device).unwrap();
+        found.into_iter().map(|(name, tensor)| (name, tensor.to_data())).collect::<BTreeMap<_, _>>()
+    };
+    assert!(tensors(&with, "model.safetensors") == tensors(&whole, "model.safetensors"));
+    let mut moments = tensors(&with, "optimiser.safetensors");
+    moments.remove("table/first_input").expect("the input side's part is kept");
+    assert!(moments == tensors(&whole, "optimiser.safetensors"));
+
+    let mut child = place.start("out", &none);
+    wait_until("a checkpoint", || place.started_below("out").is_some_and(|run| run.checkpoints().last() > Some(&30)));
+    signal(&child, libc::SIGTERM);
+    child.wait().unwrap();
+    let run = place.train("out", &[&none[..], &["--resume"]].concat()).expect(0).folder(&place);
+    run.check_tidy();
+    assert_same(&run, &whole, "out");
+}
+
 /// A checkpoint of a version that did not keep the input side's part of the moment, and a lost table.
 #[test]
 fn what_a_resume_needs_is_refused_by_name_if_it_is_missing() {
@@ -183,19 +212,16 @@ fn what_a_resume_needs_is_refused_by_name_if_it_is_missing() {
         assert!(parts.iter().all(|part| said.stderr.contains(part)), "{said:?}");
         assert!(place.tree() == before, "something was written");
     };
-    let table = run.0.join("tables/step-10.safetensors");
     let aside = place.path("aside");
-    std::fs::rename(&table, &aside).unwrap();
-    // The last table before the checkpoint is another one, unless the checkpoint is early.
+    // Those that later ones are compared with: the first, and the last before the checkpoint.
     let before = *run.checkpoints().last().unwrap();
-    if before < 30 {
-        refused(&["step-10.safetensors"]);
+    assert!((31..300).contains(&before), "step {before}");
+    for step in [0, 30] {
+        let table = run.0.join(format!("tables/step-{step}.safetensors"));
+        std::fs::rename(&table, &aside).unwrap();
+        refused(&[&format!("no tables of step {step} were kept"), "put it back", "checkpoints"]);
+        std::fs::rename(&aside, &table).unwrap();
     }
-    std::fs::rename(&aside, &table).unwrap();
-    let first = run.0.join("tables/step-0.safetensors");
-    std::fs::rename(&first, &aside).unwrap();
-    refused(&["no tables of step 0", "checkpoints"]);
-    std::fs::rename(&aside, &first).unwrap();
 
     let folder = run.0.join(format!("checkpoints/step-{before}"));
     let optimiser = folder.join("optimiser.safetensors");

@@ -8,6 +8,7 @@ mod view;
 pub use show::show;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Subcommand, ValueEnum};
 use tiebreak_probe::lens::Recipe;
@@ -62,13 +63,13 @@ pub struct Choice {
     pub eval_tokens: Option<usize>,
 }
 
-/// Trains and reads a lens, on all cores.
-pub fn train(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
+/// Trains and reads a lens, on all cores; `None`, and nothing written, if `stop` was set before the end.
+pub fn train(run: &Path, choice: &Choice, stop: &AtomicBool) -> Result<Option<LensReport>, Error> {
     // Among the pool's threads: from outside, every parallel loop would wait for one of them to wake.
-    rayon::scope(|_| train_here(run, choice))
+    rayon::scope(|_| train_here(run, choice, stop))
 }
 
-fn train_here(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
+fn train_here(run: &Path, choice: &Choice, stop: &AtomicBool) -> Result<Option<LensReport>, Error> {
     let model = TrainedModel::load(run, choice.step)?;
     let mut config = model.config.clone();
     if let Some(recipe) = choice.recipe {
@@ -88,7 +89,7 @@ fn train_here(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
         data: other.as_ref().unwrap_or(&model.data),
         corpus: choice.corpus.as_deref().filter(|corpus| *corpus != model.config.data.corpus),
         config: &config.lens,
-        go_on: &|| true,
+        go_on: &|| !stop.load(Ordering::Relaxed),
     };
-    train_lens(&job)?.ok_or_else(|| Error::Failed("the lens was interrupted".into()))
+    train_lens(&job)
 }

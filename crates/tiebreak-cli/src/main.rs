@@ -318,7 +318,7 @@ fn run(command: Command) -> Result<End, Error> {
         }
         Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
             let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
-            let report = lens::train(&run, &choice)?;
+            let Some(report) = lens::train(&run, &choice, &*stop_on_signals()?)? else { return Ok(End::Interrupted) };
             print_either(json.json, &report, || report.to_text())?;
         }
         Command::Devices => print(&inspect::devices())?,
@@ -378,7 +378,7 @@ fn data(command: DataCommand) -> Result<(), Error> {
     }
 }
 
-/// Set when SIGINT, SIGTERM or SIGHUP arrives, whereupon a run ends after its step, with a checkpoint. A second SIGINT, from
+/// Set when SIGINT, SIGTERM or SIGHUP arrives, whereupon a run ends after its step, with a checkpoint, and a lens with none. A second SIGINT, from
 /// somebody who will not wait, ends the process at once, which leaves the last complete checkpoint; the others may come
 /// twice (a sweep that dies sends one per thread).
 fn stop_on_signals() -> Result<Arc<AtomicBool>, Error> {

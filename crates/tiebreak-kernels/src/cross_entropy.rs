@@ -157,7 +157,9 @@ fn native(
         let m = CHUNK.min(n - start);
         let slots = &mut buffer.slots()[..m * v];
         let states = factor(precision, h.rows(start, m), Side::Left);
-        product(MatrixMut::unfilled(slots, m, v), states.whole(), u_t.whole(), Into::Overwrite, Threads::All);
+        // SAFETY: the product overwrites.
+        let to = unsafe { MatrixMut::unfilled(slots, m, v) };
+        product(to, states.whole(), u_t.whole(), Into::Overwrite, Threads::All);
         // SAFETY: the product has written all m rows.
         let logits = unsafe { slots.assume_init_mut() };
         let (targets, nats) = (&targets[start..start + m], &mut nats[start..start + m]);
@@ -178,12 +180,15 @@ fn native(
             }
         };
         if let Some(u) = &u {
-            let part = MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d);
+            // SAFETY: the product overwrites.
+            let part = unsafe { MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d) };
             product(part, dlogits.whole(), u.whole(), Into::Overwrite, Threads::All);
             let into = if start == 0 { Into::Overwrite } else { Into::Add };
             let [left, right] =
                 [(&dlogits, Side::Left), (&states, Side::Right)].map(|(f, s)| f.turned(s, Threads::All));
-            product(MatrixMut::unfilled(du.slots(), v, d), left.whole(), right.whole(), into, Threads::All);
+            // SAFETY: the first chunk's product overwrites, and the others find what it has written.
+            let whole = unsafe { MatrixMut::unfilled(du.slots(), v, d) };
+            product(whole, left.whole(), right.whole(), into, Threads::All);
         }
     }
     let nats = tensor(from_values(nats, [n]));

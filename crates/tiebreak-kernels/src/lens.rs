@@ -364,7 +364,9 @@ impl Native {
     /// Logits of m states into the first m rows of `buffer`.
     fn logits<'a>(&self, states: Matrix, m: usize, buffer: &'a mut Unfilled) -> &'a mut [f32] {
         let slots = &mut buffer.slots()[..m * self.v];
-        multiply_parallel(MatrixMut::unfilled(slots, m, self.v), states, self.table().t(), Into::Overwrite);
+        // SAFETY: the product overwrites.
+        let to = unsafe { MatrixMut::unfilled(slots, m, self.v) };
+        multiply_parallel(to, states, self.table().t(), Into::Overwrite);
         // SAFETY: the product has written all m rows.
         let z = unsafe { slots.assume_init_mut() };
         if self.bias.is_some() || self.cap.is_some() {
@@ -419,7 +421,8 @@ fn native(
                 }
             });
             if scale.is_some() {
-                let part = MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d);
+                // SAFETY: the product overwrites.
+                let part = unsafe { MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d) };
                 multiply_parallel(part, Matrix::new(z, m, v), head.table(), Into::Overwrite);
             }
         }

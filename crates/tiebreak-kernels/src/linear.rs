@@ -205,6 +205,7 @@ impl<L: Left> Linear<L> {
         let into = match &residual {
             None => Into::Overwrite,
             Some(residual) => {
+                assert_eq!(values(residual).len(), n * o, "the residual has the product's shape");
                 let copy = y.slots().par_chunks_mut(1 << 16).zip(values(residual).par_chunks(1 << 16));
                 copy.for_each(|(y, r)| {
                     y.write_copy_of_slice(r);
@@ -213,7 +214,8 @@ impl<L: Left> Linear<L> {
             }
         };
         let right = Factor::new(self.precision, Matrix::new(values(&w), i, o), Side::Right, Threads::All);
-        let to = MatrixMut::unfilled(y.slots(), n, o);
+        // SAFETY: the product overwrites, or finds the residual, which has filled every slot (its size is asserted above).
+        let to = unsafe { MatrixMut::unfilled(y.slots(), n, o) };
         let multiply = |left: &Factor| product(to, left.whole(), right.whole(), into, Threads::All);
         let (rows, rounded) = match self.left.whole(&kept) {
             Some(x) => {
@@ -241,7 +243,8 @@ impl<L: Left> Linear<L> {
         let precision = self.precision;
         let multiply = |a: Factor, b: Factor, rows: usize, columns: usize| {
             let mut y = Unfilled::new(rows * columns);
-            let to = MatrixMut::unfilled(y.slots(), rows, columns);
+            // SAFETY: the product overwrites.
+            let to = unsafe { MatrixMut::unfilled(y.slots(), rows, columns) };
             product(to, a.whole(), b.whole(), Into::Overwrite, Threads::All);
             // SAFETY: an overwriting product writes every element.
             from_values(unsafe { y.filled() }, [rows, columns])

@@ -8,6 +8,7 @@ use faer::linalg::cholesky::llt;
 use faer::linalg::evd::{ComputeEigenvectors, self_adjoint_evd, self_adjoint_evd_scratch};
 use faer::linalg::matmul::matmul;
 use faer::linalg::svd::{ComputeSvdVectors, svd, svd_scratch};
+use faer::linalg::triangular_solve::solve_upper_triangular_in_place;
 use faer::{Accum, Col, Mat, MatMut, MatRef, Par};
 use rayon::prelude::*;
 use tiebreak_data::Error;
@@ -119,6 +120,13 @@ pub(crate) fn cholesky(mut a: Mat<f64>) -> Result<Mat<f64>, Error> {
     llt::factor::cholesky_in_place(a.as_mut(), Default::default(), Par::Seq, stack, Default::default())
         .map_err(|e| no_decomposition("Cholesky factor", e))?;
     Ok(a)
+}
+
+/// L^-T of a lower triangular matrix with no zero on its diagonal; what is above that is not read.
+pub(crate) fn inverse_transpose(l: &Mat<f64>) -> Mat<f64> {
+    let mut inverse = Mat::identity(l.nrows(), l.nrows());
+    solve_upper_triangular_in_place(l.transpose(), inverse.as_mut(), Par::Seq);
+    inverse
 }
 
 /// Solves l l^T x = b in place.

@@ -18,7 +18,8 @@ use crate::{Distribution, Operand, Rows, Table};
 /// k of [`Metric::Knn10`].
 pub(crate) const NEIGHBOURS: usize = 10;
 
-const MOST_PERMUTATIONS: usize = 10_000;
+/// Random pairings that an [`Aligner`] takes at most.
+pub const MOST_PERMUTATIONS: usize = 10_000;
 
 /// What is measured between a source S and a target T, both `[n, d]`, row i of both the same token. Unless said otherwise the
 /// value is the plain mean over tokens, and tables are centred (column means over the chosen rows removed).

@@ -100,11 +100,6 @@ impl Nearest {
 }
 
 impl Neighbours {
-    /// k.
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
     /// The neighbours of row `row`, nearest first.
     pub fn of(&self, row: usize) -> &[u32] {
         &self.ids[row * self.k..][..self.k]
@@ -115,24 +110,8 @@ impl Neighbours {
         self.ids.len() / self.k
     }
 
-    /// Share of common neighbours of each row in two tables over the same tokens, of any widths.
-    ///
-    /// # Errors
-    /// [`Error::Input`] if the tables differ in rows, or k differs.
-    pub fn overlap(&self, other: &Self) -> Result<Vec<f64>, Error> {
-        if (self.k, self.ids.len()) != (other.k, other.ids.len()) {
-            return Err(Error::Input(format!(
-                "{} neighbours of {} rows and {} of {} rows have no overlap to speak of; use the same tokens and k",
-                self.k,
-                self.rows(),
-                other.k,
-                other.rows()
-            )));
-        }
-        Ok((0..self.rows()).map(|i| share(self.of(i), other.of(i), |id| id)).collect())
-    }
-
-    /// The same if row i were paired with row `order[i]` of `other`, whose neighbours keep their places among themselves.
+    /// Share of common neighbours of each row in two tables of any widths with as many rows and one k, where row i is paired
+    /// with row `order[i]` of `other`, whose neighbours keep their places among themselves.
     pub(crate) fn overlap_paired(&self, other: &Self, order: &[u32]) -> Vec<f64> {
         let row = |i: usize| share(self.of(i), other.of(order[i] as usize), |id| order[id as usize]);
         (0..self.rows()).map(row).collect()
@@ -185,12 +164,11 @@ mod tests {
     fn overlap_is_1_with_itself_and_k_over_n_with_a_stranger() {
         let (a, b) = (gaussian(2000, 12, 1), gaussian(2000, 5, 2));
         let (a, b) = (knn(&a, 10).unwrap(), knn(&b, 10).unwrap());
-        assert!(a.overlap(&a).unwrap().iter().all(|x| *x == 1.0));
-        // Mean 10 / 1999 = 0.0050; 2000 tokens of about 0.05 shared neighbours: standard deviation 0.0005.
-        let mean = a.overlap(&b).unwrap().iter().sum::<f64>() / 2000.0;
-        assert!((mean - 10.0 / 1999.0).abs() < 0.003, "{mean}");
         let same: Vec<u32> = (0..2000).collect();
-        assert_eq!(a.overlap_paired(&b, &same), a.overlap(&b).unwrap());
+        assert!(a.overlap_paired(&a, &same).iter().all(|x| *x == 1.0));
+        // Mean 10 / 1999 = 0.0050; 2000 tokens of about 0.05 shared neighbours: standard deviation 0.0005.
+        let mean = a.overlap_paired(&b, &same).iter().sum::<f64>() / 2000.0;
+        assert!((mean - 10.0 / 1999.0).abs() < 0.003, "{mean}");
     }
 
     #[test]
@@ -201,7 +179,8 @@ mod tests {
         let paired = order.iter().flat_map(|j| other.row(*j as usize).to_vec()).collect();
         let searched = knn(&Table::new(300, 6, paired).unwrap(), 10).unwrap();
         let (a, b) = (knn(&table, 10).unwrap(), knn(&other, 10).unwrap());
-        assert_eq!(a.overlap_paired(&b, &order), a.overlap(&searched).unwrap());
+        let same: Vec<u32> = (0..300).collect();
+        assert_eq!(a.overlap_paired(&b, &order), a.overlap_paired(&searched, &same));
     }
 
     #[test]
@@ -209,6 +188,5 @@ mod tests {
         let table = gaussian(10, 3, 1);
         assert!(knn(&table, 10).unwrap_err().to_string().contains("10 rows have no 10 nearest"));
         assert!(knn(&table, 0).is_err());
-        assert!(knn(&table, 3).unwrap().overlap(&knn(&table, 4).unwrap()).is_err());
     }
 }

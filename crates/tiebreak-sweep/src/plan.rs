@@ -61,8 +61,6 @@ pub struct Located {
     pub identity: String,
     /// Its folder.
     pub folder: RunFolder,
-    /// Why the corpus is the fallback, where it is.
-    pub fallback_reason: Option<String>,
 }
 
 /// Prepares the data of `cells` and says where in `folder` their runs lie, in the order of the cells.
@@ -71,12 +69,7 @@ pub struct Located {
 /// [`Error::Input`] for data that cannot be used, [`Error::Failed`] for data that cannot be had.
 pub fn locate(cells: &[Cell], folder: &Path) -> Result<Vec<Located>, Error> {
     let planned = with_data(cells, folder, |config| Ok(Some(prepare(config)?.info)))?;
-    let located = planned.into_iter().flatten().map(|Planned { info, identity, folder, .. }| Located {
-        identity,
-        folder,
-        fallback_reason: info.fallback_reason,
-    });
-    Ok(located.collect())
+    Ok(planned.into_iter().flatten().map(|Planned { identity, folder, .. }| Located { identity, folder }).collect())
 }
 
 /// As [`plan`], without fetching or writing: `None` where a cell's data is not cached.

@@ -150,23 +150,6 @@ impl Scalars {
     }
 }
 
-/// The values of each of `tags` by step, ascending, from a run's `metrics.jsonl`; a tag that the run lacks has none.
-///
-/// # Errors
-/// [`Error::Input`] naming the file, and the line that is damaged.
-pub fn series(path: &Path, tags: &[&str]) -> Result<BTreeMap<String, Vec<(u64, f64)>>, Error> {
-    let mut found: BTreeMap<String, Vec<(u64, f64)>> = tags.iter().map(|tag| (tag.to_string(), Vec::new())).collect();
-    each_scalar(path, |step, tag, value| {
-        if let Some(values) = found.get_mut(tag) {
-            values.push((step, value));
-        }
-    })?;
-    for values in found.values_mut() {
-        values.sort_by_key(|(step, _)| *step);
-    }
-    Ok(found)
-}
-
 /// Runs, and sweeps' records, found from folders that a user named.
 #[derive(Debug, Default)]
 pub(crate) struct Found {

@@ -12,11 +12,11 @@ use tiebreak_train::folder::{RunFolder, RunState};
 use crate::compare::compare_cells;
 use crate::expand::parameters;
 use crate::launch::{LaunchOptions, failure_table, launch, split};
-use crate::lens::check_lens_metric;
 use crate::plan::{Planned, plan, plan_if_cached};
 use crate::runs::find;
 use crate::summary::{SWEEP_FILE, SweepRecord, declare, differing, flat, write_json, write_summary};
 use crate::table::{grouped, plain_table};
+use crate::written::check_written;
 use crate::{Cell, SweepConfig, expand};
 
 /// A sweep file, read, checked and expanded.
@@ -52,7 +52,7 @@ impl Sweep {
             let kind = cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
             device::precision(cell.loaded.config.train.precision, kind).map_err(place)?;
             cell.loaded.config.data.check_sources().map_err(place)?;
-            check_lens_metric(&config.metric, &cell.loaded.config).map_err(place)?;
+            check_written(&config.metric, &cell.loaded.config).map_err(place)?;
         }
         Ok(Self { config, cells })
     }

@@ -3,7 +3,7 @@
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
 
-use crate::lens::{LENS_TAGS, is_lens_tag};
+use crate::written::{LENS_TAGS, is_lens_tag};
 
 /// Every tag that a run of this build can write, with `{a,b}` for one of several and `<0..9>` for a digit. `<layer>` counts blocks
 /// from 1. A run lacks the ones that its mode, text or configuration gives no value: `grad/shared_` without a shared matrix,

@@ -3,9 +3,11 @@
 //! Run      cargo run --release -p tiebreak-train --example bench_step -- --d-model 128 --layers 4 --heads 4 --context 128
 //!          --batch 32 --vocab 3144 --head tied --block default --precision bf16
 //! Paths    TIEBREAK_SIMD=avx512|avx2|plain chooses the loops, off the composition of tensor operations.
-//! Measures whole optimiser steps: forward, head, backward, clip at 1.0, AdamW with a constant rate. No data loading or logging.
-//!          Every second step also measures provenance; its steps are summarised apart, as differences of neighbours. Then
-//!          passes of the evaluation: forward and loss without a tape, in f32.
+//! Measures whole optimiser steps without provenance: forward, head, backward, clip at 1.0, AdamW with a constant rate. No data
+//!          loading or logging. Then passes of the evaluation: forward and loss without a tape, in f32.
+//!          With --pairs-provenance N (20 to 1000), then, what provenance at every step costs: two models of their own, one
+//!          with it and one without, take the same tokens in turn, each first in every second of the N pairs. The median of the
+//!          paired differences, with a 95 % interval from their order.
 //! Writes   with --export FILE the initial weights, as safetensors.
 //! Prints   one JSON object. Medians leave out the warm-up steps; peak_rss_mb (MiB) is of the whole process, before evaluation.
 
@@ -39,7 +41,49 @@ fn number(name: &str, default: usize) -> usize {
 
 fn median(mut ms: Vec<f64>) -> f64 {
     ms.sort_by(f64::total_cmp);
-    ms[ms.len() / 2]
+    (ms[(ms.len() - 1) / 2] + ms[ms.len() / 2]) / 2.0
+}
+
+/// The k-th smallest and the k-th largest of some 20 values or more, with the largest k for which the median lies outside with a
+/// probability of at most 5 %, whatever the distribution: each value is below it with probability 1/2.
+fn interval_of_median(mut ms: Vec<f64>) -> [f64; 2] {
+    ms.sort_by(f64::total_cmp);
+    let n = ms.len();
+    let (mut k, mut probability, mut below) = (0, 0.5f64.powi(n as i32), 0.0);
+    while 2.0 * (below + probability) <= 0.05 {
+        below += probability;
+        probability *= (n - k) as f64 / (k + 1) as f64;
+        k += 1;
+    }
+    [ms[k - 1], ms[n - k]]
+}
+
+struct Bench {
+    model: Model,
+    adam: AdamW,
+    config: RunConfig,
+    precision: Precision,
+    step: u64,
+}
+
+/// Milliseconds.
+struct Timed {
+    loss: f64,
+    whole: f64,
+    update: f64,
+}
+
+impl Bench {
+    fn step(&mut self, tokens: MicroBatch) -> Timed {
+        self.step += 1;
+        let (start, with_provenance) = (Instant::now(), self.config.log.provenance_every > 0);
+        let found = gradients(&self.model, &[tokens], 1.0, self.precision);
+        let (loss, middle) = (found.loss, start.elapsed());
+        let done = update(&mut self.model, &mut self.adam, found, &self.config, self.step, with_provenance);
+        assert!(done.nonfinite.is_empty() && done.provenance.is_some() == with_provenance);
+        let [whole, middle] = [start.elapsed(), middle].map(|time| 1e3 * time.as_secs_f64());
+        Timed { loss, whole, update: whole - middle }
+    }
 }
 
 fn main() {
@@ -62,18 +106,21 @@ fn main() {
         Some("avx512-bf16") => Precision::Bf16(Bf16Kernel::Avx512),
         Some(other) => panic!("--precision {other}: expected f32, bf16 or avx512-bf16"),
     };
-    let at = Placement::f32(&Device::flex());
-    let mut model = Model::init(&shape, &HeadConfig { mode }, vocabulary, context, 0, &at);
-    let mut config = RunConfig::default();
-    (config.optim.clip_norm, config.train.steps) = (1.0, (warmup + 2 * steps) as u64);
-    (config.schedule.kind, config.schedule.warmup_steps) = (ScheduleKind::Constant, 0);
+    let new = |provenance_every: u64| {
+        let at = Placement::f32(&Device::flex());
+        let model = Model::init(&shape, &HeadConfig { mode }, vocabulary, context, 0, &at);
+        let mut config = RunConfig::default();
+        (config.optim.clip_norm, config.log.provenance_every) = (1.0, provenance_every);
+        (config.schedule.kind, config.schedule.warmup_steps) = (ScheduleKind::Constant, 0);
+        Bench { model, adam: AdamW::new(config.optim.betas, config.optim.eps), config, precision, step: 0 }
+    };
+    let mut bench = new(0);
     if let Some(path) = option("export") {
-        let parameters = model.parameters();
+        let parameters = bench.model.parameters();
         let named = parameters.iter().map(|p| (p.path.as_str(), &p.value));
         let bytes = tensors::to_bytes(named, ("from", "bench_step".into())).expect("--export: weights are f32");
         std::fs::write(&path, bytes).unwrap_or_else(|e| panic!("--export {path}: {e}"));
     }
-    let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     let mut state = 1u64;
     let mut ids = |n: usize| -> Vec<i32> {
         let mut next = || {
@@ -82,55 +129,64 @@ fn main() {
         };
         (0..n).map(|_| next()).collect()
     };
-    let (mut plain, mut measured, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-    let mut losses = Vec::new();
-    for step in 1..=warmup + 2 * steps {
-        let tokens = MicroBatch { inputs: ids(batch * context), targets: ids(batch * context), context };
-        let (start, with_provenance) = (Instant::now(), step % 2 == 0);
-        let found = gradients(&model, &[tokens], 1.0, precision);
-        let middle = start.elapsed();
-        losses.push(found.loss);
-        let done = update(&mut model, &mut adam, found, &config, step as u64, with_provenance);
-        assert!(done.nonfinite.is_empty());
-        let ms = 1e3 * start.elapsed().as_secs_f64();
-        if step > warmup {
-            if with_provenance { &mut measured } else { &mut plain }.push(ms);
-            if !with_provenance {
-                parts.push(ms - 1e3 * middle.as_secs_f64());
-            }
-        }
-    }
+    let mut tokens = || MicroBatch { inputs: ids(batch * context), targets: ids(batch * context), context };
+    let all: Vec<Timed> = (0..warmup + steps).map(|_| bench.step(tokens())).collect();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).and_then(|l| l.split_whitespace().next());
     let info = TargetInfo { bytes: vec![1; vocabulary], deciles: vec![0; vocabulary] };
-    let evaluation: Vec<f64> = (0..steps.div_ceil(2) + 1)
+    let evaluation: Vec<f64> = (0..steps.div_ceil(4) + 1)
         .map(|_| {
-            let tokens = MicroBatch { inputs: ids(batch * context), targets: ids(batch * context), context };
-            let start = Instant::now();
-            assert!(evaluate(&model, [tokens].into_iter(), &info).loss().is_finite());
+            let (tokens, start) = (tokens(), Instant::now());
+            assert!(evaluate(&bench.model, [tokens].into_iter(), &info).loss().is_finite());
             1e3 * start.elapsed().as_secs_f64()
         })
         .skip(1)
         .collect();
-    let least = plain.iter().copied().fold(f64::INFINITY, f64::min);
-    let costs: Vec<f64> = plain.iter().zip(&measured).map(|(without, with)| with - without).collect();
-    let step = median(plain);
+    let provenance = option("pairs-provenance").map(|_| {
+        let pairs = number("pairs-provenance", 0);
+        assert!((20..=1000).contains(&pairs), "--pairs-provenance {pairs}: expected 20 to 1000");
+        let mut both = [new(0), new(1)];
+        let (mut plain, mut differences) = (Vec::new(), Vec::new());
+        for pair in 0..warmup + pairs {
+            let tokens = tokens();
+            let mut times = [0.0; 2];
+            for which in [pair % 2, 1 - pair % 2] {
+                times[which] = both[which].step(tokens.clone()).whole;
+            }
+            if pair >= warmup {
+                plain.push(times[0]);
+                differences.push(times[1] - times[0]);
+            }
+        }
+        let (step, interval) = (median(plain), interval_of_median(differences.clone()));
+        let difference = median(differences);
+        serde_json::json!({
+            "pairs": pairs,
+            "median_step_ms": step,
+            "difference_ms": difference,
+            "interval_ms": interval,
+            "fraction": difference / step,
+            "interval_fraction": interval.map(|ms| ms / step),
+        })
+    });
+    let timed = || all[warmup..].iter();
+    let step = median(timed().map(|t| t.whole).collect());
     println!(
         "{}",
         serde_json::json!({
             "tokens_per_second": (batch * context) as f64 / step * 1e3,
             "median_step_ms": step,
-            "min_step_ms": least,
-            "update_ms": median(parts),
-            "provenance_ms": median(costs),
+            "min_step_ms": timed().map(|t| t.whole).fold(f64::INFINITY, f64::min),
+            "update_ms": median(timed().map(|t| t.update).collect()),
+            "provenance": provenance,
             "evaluation_tokens_per_second": (batch * context) as f64 / median(evaluation) * 1e3,
             "peak_rss_mb": peak.and_then(|kib| kib.parse::<f64>().ok()).map(|kib| kib / 1024.0),
-            "losses": losses,
+            "losses": all.iter().map(|t| t.loss).collect::<Vec<_>>(),
             "products": precision.describe(),
             "threads": rayon::current_num_threads(),
             "head": head,
             "block": block,
-            "parameters": model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum::<usize>(),
+            "parameters": bench.model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum::<usize>(),
         })
     );
 }

@@ -96,12 +96,14 @@ pub fn list(folder: &Path) -> Result<Vec<u64>, Error> {
 }
 
 /// Loads `folder/step-<step>` into a model of the same configuration; refuses any missing, extra or misshapen tensor.
+/// `attributed`: whether the run keeps the input side's part of shared moments.
 pub fn load(
     folder: &Path,
     step: u64,
     identity: &str,
     model: &mut Model,
     optimiser: &mut AdamW,
+    attributed: bool,
     device: &Device,
 ) -> Result<State, Error> {
     let path = folder.join(format!("step-{step}"));
@@ -127,7 +129,7 @@ pub fn load(
     let mut moments = BTreeMap::new();
     let mut failed = None;
     model.visit(&mut |parameter, role| {
-        let shared = role == Some(Role::Shared);
+        let shared = attributed && role == Some(Role::Shared);
         match take_moments(&file, &mut stored, parameter, shared) {
             Ok(found) => _ = moments.insert(parameter.path.clone(), found),
             Err(e) => _ = failed.get_or_insert(e),

@@ -101,6 +101,13 @@ pub fn precision(wanted: config::Precision, kind: DeviceKind) -> Result<Precisio
     }
 }
 
+/// What a bf16 run goes on with that began with these products, as [`Precision::describe`] names them: the kernel that it began
+/// with, if the processor has it, though [`precision`] refuses. Whether that kernel pays is measured, and no measurement may
+/// keep a run from being finished.
+pub fn begun_with(products: &str) -> Option<Precision> {
+    Bf16Kernel::usable(products.split(',').next()?).map(Precision::Bf16)
+}
+
 fn missing(kind: DeviceKind) -> Error {
     Error::Input(format!(
         "device = \"{0}\" is not in this build: build with --features {0}, or use device = \"flex\"",
@@ -133,6 +140,19 @@ mod tests {
         }
         for error in refused.into_iter().map(|r| r.unwrap_err().to_string()) {
             assert!(error.contains("train.precision = \"bf16\"") && error.contains("\"f32\""), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_run_goes_on_with_the_kernel_that_it_began_with() {
+        for products in ["", "f32 by gemm, loops avx512", "plain-bf16, loops avx512", "of another build"] {
+            assert_eq!(begun_with(products), None, "{products}");
+        }
+        if let Ok(Precision::Bf16(_)) = precision(config::Precision::Bf16, DeviceKind::Flex) {
+            for kernel in [Bf16Kernel::Amx, Bf16Kernel::Avx512] {
+                let found = begun_with(&Precision::Bf16(kernel).describe());
+                assert_eq!(found, kernel.available().then_some(Precision::Bf16(kernel)));
+            }
         }
     }
 

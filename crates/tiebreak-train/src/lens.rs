@@ -334,6 +334,26 @@ pub fn other_corpus(model: &TrainedModel, corpus: &str) -> Result<Prepared, Erro
     Ok(data)
 }
 
+/// The lens/ tags of a step: of the lens that has just been read, and of those of other recipes that lie beside it and are of
+/// the same model, for a log that was cut back has lost theirs.
+pub fn all_scalars(folder: &RunFolder, read: &LensReport) -> Vec<(Tag, f64)> {
+    let mut tags = read.scalars();
+    for recipe in [Recipe::Converged, Recipe::Paper].into_iter().filter(|recipe| *recipe != read.recipe) {
+        let path = folder.lens_report(read.step, recipe, None);
+        let Ok(bytes) = std::fs::read(&path) else { continue };
+        match serde_json::from_slice::<LensReport>(&bytes) {
+            Ok(other) if (other.step, &other.fingerprint) == (read.step, &read.fingerprint) => {
+                // Both have read the logit lens.
+                let prefix = format!("lens/{}/", recipe.tag());
+                tags.extend(other.scalars().into_iter().filter(|(tag, _)| tag.starts_with(&prefix)));
+            }
+            Ok(_) => tracing::warn!("{}: of another model, so it is not logged", path.display()),
+            Err(e) => tracing::warn!("{}: {e}: no report of a lens, so it is not logged", path.display()),
+        }
+    }
+    tags
+}
+
 impl LensReport {
     /// The lens/ tags.
     pub fn scalars(&self) -> Vec<(Tag, f64)> {

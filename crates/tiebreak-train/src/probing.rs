@@ -226,7 +226,7 @@ pub struct TableReport {
 pub struct Evolution {
     /// Step.
     pub step: u64,
-    /// Cosines to the first kept table.
+    /// Cosines to the table of step 0.
     pub cos_to_init: Drift,
     /// Cosines to the kept table before; `None` of the first.
     pub cos_to_prev: Option<Drift>,
@@ -338,8 +338,10 @@ fn models(
     Ok(models)
 }
 
-/// Cosines of every kept table up to `last`, by side.
+/// Cosines of every kept table up to `last`, by side; refused without that of step 0.
 fn evolution(run: &KeptTables, last: u64, rows: &Rows) -> Result<BTreeMap<Side, Vec<Evolution>>, Error> {
+    // The first of what is left would pass for it.
+    run.step(Some(0))?;
     let mut found: BTreeMap<Side, Vec<Evolution>> = BTreeMap::new();
     let mut before: BTreeMap<Side, (Table, Table)> = BTreeMap::new();
     for &step in run.steps.iter().filter(|step| **step <= last) {

@@ -20,7 +20,7 @@ use crate::config::{RunConfig, identity, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
-use crate::lens::{LensJob, train_lens};
+use crate::lens::{LensJob, all_scalars, train_lens};
 use crate::optim::AdamW;
 use crate::probed::Probed;
 use crate::probes::Probes;
@@ -85,7 +85,11 @@ fn recorded(folder: &RunFolder) -> Recorded {
 /// Trains, or goes on training, one run.
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
     let kind = config.device.parse::<DeviceSpec>()?.kind()?;
-    let precision = device::precision(config.train.precision, kind)?;
+    let precision = match device::precision(config.train.precision, kind) {
+        // A run that is there may have begun with it.
+        Err(refused) if !options.resume => return Err(refused),
+        found => found,
+    };
     let out = options.out.display();
     if RunFolder::is_run(options.out) {
         return Err(Error::Input(format!(
@@ -119,6 +123,8 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
             )));
         }
     }
+    let begun = || device::begun_with(&recorded(&folder).starts.first()?.products);
+    let precision = precision.or_else(|refused| begun().ok_or(refused))?;
     let device = device::open(kind)?;
     let threads = threads(config, &folder);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
@@ -323,7 +329,7 @@ impl Run<'_> {
             };
             // The last checkpoint is written: an interrupted lens begins again from it, and cuts the logs back to it.
             match train_lens(&job)? {
-                Some(report) => trackers.scalars(steps, &report.scalars())?,
+                Some(report) => trackers.scalars(steps, &all_scalars(self.folder, &report))?,
                 None => {
                     progress.finish(&format!("{} s{}: interrupted in its lens", config.name, config.seed));
                     return Ok(Outcome::Interrupted);
@@ -361,7 +367,8 @@ impl Run<'_> {
             self.folder.clean()?;
             return Ok(None);
         };
-        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, &self.device)
+        let attributed = self.config.log.provenance_every > 0;
+        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, attributed, &self.device)
             .map_err(|e| Error::Input(e.to_string()))?;
         Trackers::check(&self.folder.0, state.logs)?;
         self.probes.check(self.folder, state.step)?;

@@ -45,7 +45,8 @@ pub struct Gradients {
     pub last: (Tensor<2>, Tensor<2>),
 }
 
-/// Runs forward and backward over the micro-batches of one step; `precision` is that of the trunk's maps and the head.
+/// Runs forward and backward over the micro-batches of one step; `precision` is that of the products of the
+/// trunk's maps, of attention and of the head.
 pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64, precision: Precision) -> Gradients {
     let tokens: usize = batches.iter().map(|b| b.inputs.len()).sum();
     let pair = model.interface.pair();
@@ -128,11 +129,12 @@ pub fn update(
     let (now, later) = if before_clip { (factors, Factors::NONE) } else { (Factors::NONE, factors) };
     let scaled: Vec<Sides> = sides.into_iter().map(|s| scale(s, now)).collect();
     // After the clip the sides are still needed apart; before it, adding them first saves a pass. The input's part of what
-    // is shared is needed in any case.
+    // is shared is needed at every step, if ever, for a moment remembers.
+    let attributes = config.log.provenance_every > 0;
     let (tables, apart): (Vec<Tensor<2>>, Vec<Sides>) = scaled
         .into_iter()
         .map(|s| match later == Factors::NONE {
-            true => (Sides { input: s.input.clone(), output: None }, s),
+            true => (Sides { input: s.input.clone().filter(|_| attributes), output: None }, s),
             false => (s.clone(), s),
         })
         .map(|(kept, s)| (s.sum(), kept))
@@ -151,7 +153,7 @@ pub fn update(
     if nonfinite.is_empty() {
         let tables = tables.into_iter().zip(apart).zip(roles).map(|((sum, apart), role)| {
             let apart = scale(apart, later);
-            let input = apart.input.clone().filter(|_| role == Role::Shared);
+            let input = apart.input.clone().filter(|_| attributes && role == Role::Shared);
             (if later == Factors::NONE { sum } else { apart.sum() }, input)
         });
         let mut gradients = tables.chain(trunk.into_iter().map(|g| (g, None))).collect::<Vec<_>>().into_iter();
@@ -161,7 +163,6 @@ pub fn update(
             let (lr, decay) = (lr * config.optim.lr_scale(role), config.optim.decay(parameter, role));
             optimiser.update(parameter, gradient, clip_factor, lr, decay, step);
             if let Some(input) = input {
-                // Needed at every step, for a moment remembers.
                 moved += optimiser.attribute(&parameter.path, &input, clip_factor, lr, step);
             } else if with_provenance && matches!(role, Some(Role::Input | Role::Output)) {
                 let whole = optimiser.update_square(&parameter.path, lr, step);

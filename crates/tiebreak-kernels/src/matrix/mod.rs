@@ -81,8 +81,11 @@ impl<'a> MatrixMut<'a> {
         Self { values: values.as_mut_ptr(), rows, columns, row_stride: columns, lifetime: PhantomData }
     }
 
-    /// The same over slots that hold no values yet: only for products that overwrite.
-    pub(crate) fn unfilled(values: &'a mut [MaybeUninit<f32>], rows: usize, columns: usize) -> Self {
+    /// The same over slots that may hold no values yet.
+    ///
+    /// # Safety
+    /// Every slot is written before it is read, so the first product is one that overwrites, unless the caller has filled the slots.
+    pub(crate) unsafe fn unfilled(values: &'a mut [MaybeUninit<f32>], rows: usize, columns: usize) -> Self {
         assert_eq!(values.len(), rows * columns);
         Self { values: values.as_mut_ptr().cast(), rows, columns, row_stride: columns, lifetime: PhantomData }
     }

@@ -105,20 +105,32 @@ impl Tiles {
     }
 
     /// A left operand from rows of `depth` values. `f` gets a row's number, its values, which it may change, and its place in
-    /// `results`; it gives the factor by which the values are multiplied before they are rounded.
+    /// `results`; it gives the factor by which the values are multiplied before they are rounded. There are as many rows as
+    /// results, also of no values.
     pub(crate) fn of_values<R: Send>(
         values: &mut [f32],
         depth: usize,
         results: &mut [R],
         f: impl Fn(usize, &mut [f32], &mut R) -> f32 + Send + Sync,
     ) -> Self {
-        let panels = values.chunks_mut(SPAN * depth).zip(results.chunks_mut(SPAN)).collect();
+        assert_eq!(values.len(), results.len() * depth, "one row of values per result");
+        let mut rest = values;
+        let panel = |results| {
+            let results: &mut [R] = results;
+            let (values, others) = std::mem::take(&mut rest).split_at_mut(results.len() * depth);
+            rest = others;
+            (values, results)
+        };
+        let panels = results.chunks_mut(SPAN).map(panel).collect();
         Self::of_panels(depth, panels, |panel, (values, results), lines| {
-            for (r, (row, result)) in values.chunks_exact_mut(depth).zip(results.iter_mut()).enumerate() {
-                let factor = f(panel * SPAN + r, row, result);
-                round_row(row, factor, &mut lines[r..]);
+            let mut written = 0;
+            for result in results {
+                let row = &mut values[written * depth..(written + 1) * depth];
+                let factor = f(panel * SPAN + written, row, result);
+                round_row(row, factor, written, lines);
+                written += 1;
             }
-            results.len()
+            written
         })
     }
 
@@ -130,30 +142,42 @@ impl Tiles {
     ) -> Self {
         Self::of_panels(depth, results.chunks_mut(SPAN).collect(), |panel, results, lines| {
             let mut row = vec![0f32; depth];
-            for (r, result) in results.iter_mut().enumerate() {
+            let mut written = 0;
+            for result in results {
                 // SAFETY: initialised values may be seen as slots; nothing uninitialised is written to them.
                 let slots = unsafe { &mut *(&raw mut row[..] as *mut [MaybeUninit<f32>]) };
-                *result = f(panel * SPAN + r, slots);
-                round_row(&row, 1.0, &mut lines[r..]);
+                *result = f(panel * SPAN + written, slots);
+                round_row(&row, 1.0, written, lines);
+                written += 1;
             }
-            results.len()
+            written
         })
     }
 
-    /// A left operand, one task per panel; `f` writes the lines of a panel's rows and gives their number.
+    /// A left operand, one task per panel; `f` writes the lines of a panel's rows and gives their number: 16, of the last panel
+    /// what is left.
     fn of_panels<P: Send>(
         depth: usize,
         inputs: Vec<P>,
         f: impl Fn(usize, P, &mut [MaybeUninit<Line>]) -> usize + Send + Sync,
     ) -> Self {
-        let (existing, length) = (inputs.len(), depth.div_ceil(DEPTH));
-        let mut lines = unfilled(existing.next_multiple_of(2) * length * SPAN);
-        let (first, padding) = lines.split_at_mut(existing * length * SPAN);
+        let (existing, panel) = (inputs.len(), depth.div_ceil(DEPTH) * SPAN);
+        let mut lines = unfilled(existing.next_multiple_of(2) * panel);
+        let (mut first, padding) = lines.split_at_mut(existing * panel);
         let zeros = |line: &mut MaybeUninit<Line>| _ = line.write(Line([0; SPAN]));
         let rows = std::sync::atomic::AtomicUsize::new(0);
-        let tasks = inputs.into_iter().zip(first.chunks_exact_mut(length * SPAN)).enumerate().collect();
-        Threads::All.each(tasks, |(panel, (input, lines))| {
-            let count = f(panel, input, lines);
+        let task = |(index, input)| {
+            let (lines, others) = std::mem::take(&mut first).split_at_mut(panel);
+            first = others;
+            (index, input, lines)
+        };
+        let tasks: Vec<(usize, P, &mut [MaybeUninit<Line>])> = inputs.into_iter().enumerate().map(task).collect();
+        Threads::All.each(tasks, |(index, input, lines)| {
+            let count = f(index, input, lines);
+            assert!(
+                count == SPAN || index + 1 == existing && count < SPAN,
+                "panel {index} of {existing}: {count} rows"
+            );
             rows.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
             lines.chunks_exact_mut(SPAN).flat_map(|tile| &mut tile[count..]).for_each(zeros);
         });
@@ -240,17 +264,17 @@ unsafe fn filled(lines: Vec<MaybeUninit<Line>>) -> Vec<Line> {
     unsafe { Vec::from_raw_parts(lines.as_mut_ptr().cast(), lines.len(), lines.capacity()) }
 }
 
-/// Writes `row` times `factor` to every 16th of `lines`: one line of each tile of a panel.
-fn round_row(row: &[f32], factor: f32, lines: &mut [MaybeUninit<Line>]) {
+/// Writes `row` times `factor` as the row `r` of a panel: one line of each of its tiles.
+fn round_row(row: &[f32], factor: f32, r: usize, lines: &mut [MaybeUninit<Line>]) {
     let (blocks, rest) = row.as_chunks::<DEPTH>();
     for (tile, block) in blocks.iter().enumerate() {
         #[cfg(target_arch = "x86_64")]
         if avx512::detected() {
             // SAFETY: the processor can.
-            unsafe { avx512::scale(block, factor, &mut lines[tile * SPAN]) };
+            unsafe { avx512::scale(block, factor, &mut lines[tile * SPAN + r]) };
             continue;
         }
-        lines[tile * SPAN].write(round_line(block, factor));
+        lines[tile * SPAN + r].write(round_line(block, factor));
     }
     if !rest.is_empty() {
         let mut block = [0.0; DEPTH];
@@ -261,7 +285,7 @@ fn round_row(row: &[f32], factor: f32, lines: &mut [MaybeUninit<Line>]) {
             let exists = |step: usize| if step < rest.len() { 0xffff } else { 0 };
             *pair &= exists(2 * j) | exists(2 * j + 1) << 16;
         }
-        lines[blocks.len() * SPAN].write(line);
+        lines[blocks.len() * SPAN + r].write(line);
     }
 }
 
@@ -527,7 +551,7 @@ mod tests {
 
     #[test]
     fn rows_are_made_and_scaled_on_the_way() {
-        for (rows, depth) in [(1, 1), (16, 32), (33, 70), (50, 64)] {
+        for (rows, depth) in [(1, 1), (16, 32), (33, 70), (50, 64), (0, 40), (20, 0)] {
             let mut values: Vec<f32> = (0..rows * depth).map(|i| (i as f32 * 0.731).sin()).collect();
             let factor = |row: usize| if row == 7 { f32::NAN } else { 1.0 + row as f32 };
             let expected: Vec<f32> = (0..rows * depth).map(|i| -values[i] * factor(i / depth)).collect();
@@ -549,6 +573,12 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "one row of values per result")]
+    fn rows_without_a_result_are_refused() {
+        Tiles::of_values(&mut [0.0; 99], 3, &mut [0; 32], |_, _, _| 1.0);
     }
 
     #[test]

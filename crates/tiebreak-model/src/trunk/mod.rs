@@ -232,8 +232,8 @@ impl Trunk {
         all
     }
 
-    /// A copy whose parameters are leaves of autodiff and whose maps multiply with this precision. Without a tape a trunk
-    /// computes in f32.
+    /// A copy whose parameters are leaves of autodiff and whose maps and attention multiply with this precision. Without a
+    /// tape a trunk computes in f32.
     pub fn tracked(&self, precision: Precision) -> Self {
         let mut copy = self.clone();
         for block in &mut copy.blocks {

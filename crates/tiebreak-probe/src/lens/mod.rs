@@ -6,7 +6,6 @@
 //! state: it has no translator, and its divergence is 0.
 
 mod baseline;
-mod logit;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -14,7 +13,6 @@ mod training;
 mod tuned;
 
 pub use baseline::{Baselines, Predictors};
-pub use logit::logit_lens;
 pub use summary::{HeldOut, PointSummary, Summary, held_out};
 pub use tiebreak_kernels::Reading;
 pub use training::{CurvePoint, Ended, Recipe, Trained, Training, train};
@@ -46,6 +44,11 @@ impl Lens<'_> {
             Lens::Tuned(lens) => lens.apply(model, point, state_nd.clone()),
         })
     }
+}
+
+/// What the states of ids `[b, t]` say as they are, by point (L + 1 of them), then by token (b t of them, row by row).
+pub fn logit_lens(model: &dyn ProbedModel, ids_bt: Tensor<2, Int>) -> Vec<Vec<Reading>> {
+    read(model, &[Lens::Logit], ids_bt).swap_remove(0)
 }
 
 /// Readings of ids `[b, t]` for each lens, by point (L + 1 of them), then by token (b t of them, row by row).

@@ -6,6 +6,7 @@
 use std::f64::consts::LN_2;
 
 use burn::tensor::{Int, Tensor, TensorData};
+use faer::{Mat, Scale};
 use serde::{Deserialize, Serialize};
 use tiebreak_kernels::{
     AdamWStep, LogitHead, Precision, adamw, inject, lens_gradients, lens_kl, linear, linear_add, squares,
@@ -14,6 +15,7 @@ use tiebreak_kernels::{
 use super::tuned::{Translator, TunedLens};
 use super::{Baselines, flat_states};
 use crate::ProbedModel;
+use crate::algebra::{cholesky, inverse_transpose};
 
 /// How translators are trained and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,7 +260,9 @@ impl Basis {
         let ([_, d], at) = (shift_1d.dims(), (&shift_1d.device(), shift_1d.dtype()));
         let away_1d = sum_1d.div_scalar(n as f64);
         let covariance_dd = outer_dd.div_scalar(n as f64) - away_1d.clone().transpose().matmul(away_1d.clone());
-        let (map, scale) = whitening(covariance_dd.to_data().iter::<f64>().collect(), d);
+        let covariance: Vec<f64> = covariance_dd.to_data().iter::<f64>().collect();
+        let (map, scale) = whitening(&Mat::from_fn(d, d, |i, j| covariance[i * d + j]));
+        let map: Vec<f64> = (0..d * d).map(|i| map[(i / d, i % d)]).collect();
         Self { map_dd: Tensor::from_data(TensorData::new(map, [d, d]), at), mean_1d: shift_1d.clone() + away_1d, scale }
     }
 }
@@ -291,29 +295,21 @@ impl Spread {
     }
 }
 
-/// R with R^T C R = s^2 I but for the ridge, from a covariance C, both row-major `[d, d]`, and s: with C = L L^T, R = s L^-T.
-fn whitening(mut c: Vec<f64>, d: usize) -> (Vec<f64>, f64) {
-    let variance = (0..d).map(|i| c[i * d + i]).sum::<f64>() / d as f64;
+/// R with R^T C R = s^2 I but for the ridge, from a covariance C `[d, d]`, and s: with C = L L^T, R = s L^-T.
+fn whitening(c: &Mat<f64>) -> (Mat<f64>, f64) {
+    let d = c.nrows();
+    let variance = (0..d).map(|i| c[(i, i)]).sum::<f64>() / d as f64;
     let variance = if variance > 0.0 { variance } else { 1.0 };
-    let ridge = RIDGE * variance;
-    (0..d).for_each(|i| c[i * d + i] += ridge);
-    for i in 0..d {
-        for j in 0..=i {
-            let rest = c[i * d + j] - (0..j).map(|k| c[i * d + k] * c[j * d + k]).sum::<f64>();
-            // Rounding may eat what the ridge has left.
-            c[i * d + j] = if i == j { rest.max(ridge * 1e-3).sqrt() } else { rest / c[j * d + j] };
-        }
-    }
-    let mut r = vec![0.0; d * d];
-    for j in 0..d {
-        // Row j of R is column j of L^-1.
-        for i in j..d {
-            let known: f64 = (j..i).map(|k| c[i * d + k] * r[j * d + k]).sum();
-            r[j * d + i] = (f64::from(u8::from(i == j)) - known) / c[i * d + i];
-        }
-    }
+    // Sums in f32 may leave C with an eigenvalue further below 0 than the ridge reaches; then it takes a larger one.
+    let mut ridges = (0..=8).map(|power| RIDGE * 10f64.powi(power) * variance);
+    let factor = ridges.find_map(|ridge| {
+        let ridged = Mat::from_fn(d, d, |i, j| c[(i, j)] + if i == j { ridge } else { 0.0 });
+        cholesky(ridged).ok()
+    });
     let scale = variance.sqrt();
-    (r.iter().map(|x| x * scale).collect(), scale)
+    // There is none of what is no finite number, which the held-in loss will say.
+    let map = factor.map_or_else(|| Mat::identity(d, d), |l| inverse_transpose(&l));
+    (map * Scale(scale), scale)
 }
 
 impl Point {
@@ -555,8 +551,12 @@ mod tests {
             assert!((c / basis.scale.powi(2) - expected).abs() < 0.02, "{i}: {c}");
         }
         // Constant states, and fewer states than dimensions, have a basis too.
-        let (map, scale) = whitening(vec![0.0; 4], 2);
-        assert!(scale == 1.0 && map.iter().all(|x| x.is_finite()));
+        let (map, scale) = whitening(&Mat::zeros(2, 2));
+        assert!(scale == 1.0 && map.is_all_finite());
+        // An eigenvalue of -1e-3, ten ridges below 0, takes a larger ridge; what is no number has no basis but does no harm.
+        let (map, _) = whitening(&Mat::from_fn(2, 2, |i, j| if i == j { 1.0 } else { 1.001 }));
+        assert!(map.is_all_finite() && map.norm_max() < 1e3);
+        assert_eq!(whitening(&Mat::from_fn(2, 2, |_, _| f64::NAN)).0, Mat::<f64>::identity(2, 2));
         let few = Basis::whitening(Spread::of(&draw(3, d, 5, DType::F32)));
         assert!(host(&few.map_dd).iter().all(|x| x.is_finite()));
     }

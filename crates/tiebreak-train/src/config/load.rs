@@ -255,7 +255,7 @@ mod tests {
             ("[train]\nmicro_batch_size = 5", ["train.micro_batch_size = 5", "does not divide"]),
             ("[train]\nprecision = \"fp8\"", ["train.precision", "fp8"]),
             ("[probe]\nevery = -5", ["probe.every", "-5"]),
-            ("[probe]\npermutations = 200000", ["probe.permutations = 200000", "expected 0 to 100000"]),
+            ("[probe]\npermutations = 10001", ["probe.permutations = 10001", "expected 0 to 10000"]),
             ("[probe]\nreference = [\"\"]", ["probe.reference", "empty name"]),
             ("[probe]\nreference = \"a\"", ["probe.reference", "sequence"]),
             ("[lens]\nrecipe = \"bogus\"", ["lens.recipe", "`bogus`"]),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tiebreak_data::{DataConfig, Error};
 use tiebreak_model::ModelConfig;
 use tiebreak_model::interface::{HeadConfig, Role};
+use tiebreak_probe::MOST_PERMUTATIONS;
 use tiebreak_probe::lens::Recipe;
 
 use crate::device::DeviceSpec;
@@ -124,9 +125,9 @@ section! {
 pub enum Precision {
     /// Single precision throughout: the reference.
     F32,
-    /// The operands of the trunk's maps and of the head's products rounded to bf16; sums, weights, moments, norms,
-    /// attention, softmax and loss stay in single precision, and so do evaluation, probes and lenses. Refused where it would
-    /// not be faster.
+    /// The operands of the large products rounded to bf16: the trunk's maps, attention's products and the head's, forward
+    /// and backward. Sums, weights, moments, norms, softmax and loss stay in single precision, and so do evaluation, probes
+    /// and lenses. Refused where it would not be faster.
     Bf16,
 }
 
@@ -155,11 +156,11 @@ section! {
 }
 
 section! {
-    /// `[log]`. Whatever the intervals, the first and the last step are logged.
+    /// `[log]`. Whatever the intervals, the first and the last step are logged, unless 0 says none.
     LogConfig {
         /// Steps between train/ scalars.
         every: u64 = 1,
-        /// Steps between grad/ scalars.
+        /// Steps between grad/ and update/ scalars; 0: none, and nothing is kept for them.
         provenance_every: u64 = 1,
         /// Steps between histograms of row norms in TensorBoard; 0: none.
         histograms_every: u64 = 0,
@@ -270,7 +271,6 @@ impl RunConfig {
             ("train.steps", t.steps, 1 << 40),
             ("train.batch_size", t.batch_size as u64, 1 << 24),
             ("log.every", self.log.every, 1 << 40),
-            ("log.provenance_every", self.log.provenance_every, 1 << 40),
             ("checkpoint.keep", self.checkpoint.keep as u64, 1 << 20),
         ];
         for (key, value, most) in positive {
@@ -301,7 +301,8 @@ impl RunConfig {
         }
         let most = [
             ("probe.every", self.probe.every, 1 << 40),
-            ("probe.permutations", self.probe.permutations as u64, 100_000),
+            ("log.provenance_every", self.log.provenance_every, 1 << 40),
+            ("probe.permutations", self.probe.permutations as u64, MOST_PERMUTATIONS as u64),
         ];
         if let Some((key, value, most)) = most.into_iter().find(|(_, value, most)| value > most) {
             return fail(format!("{key} = {value}: expected 0 to {most}"));
