@@ -241,7 +241,7 @@ def main():
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         weights = os.path.join(folder, "weights.safetensors")
-        for round in range(a.pairs):
+        for turn in range(a.pairs):
             for name, precision in OURS.items():
                 if precision in a.precision:
                     export = ["--export", weights] if not os.path.exists(weights) else []
@@ -253,7 +253,7 @@ def main():
                 command = [a.torch_python, os.path.abspath(__file__), "--child", "--weights", weights, *shape_arguments(a),
                            "--threads", str(a.threads), *flags]
                 found.setdefault(name, []).append(child(command, theirs, a.cells))
-            say(f"round {round + 1}: " + ", ".join(f"{name} {runs[-1]['median_step_ms']:.1f} ms" for name, runs in found.items()))
+            say(f"round {turn + 1}: " + ", ".join(f"{name} {runs[-1]['median_step_ms']:.1f} ms" for name, runs in found.items()))
 
     reference = found["eager f32"][0]
     for name, runs in found.items():
