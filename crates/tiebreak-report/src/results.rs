@@ -279,6 +279,9 @@ impl Results<'_> {
                 m.target,
                 m.trials.len()
             );
+            if m.table_lr_scale == 1.0 {
+                text += "x5 moves its table as far as tied does, so the movement-matched arm is tied itself.\n";
+            }
         }
         if let Some(eps) = &pilot.eps {
             let _ = writeln!(
