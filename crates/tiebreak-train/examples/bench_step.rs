@@ -8,12 +8,14 @@
 //!          With --pairs-provenance N (20 to 1000), then, what provenance at every step costs: two models of their own, one
 //!          with it and one without, take the same tokens in turn, each first in every second of the N pairs. The median of the
 //!          paired differences, with a 95 % interval from their order.
+//!          With --limit, how long the step's f32 products take alone, at the rate of the gemm crate: maps and head, forward and
+//!          both gradients, without attention's.
 //! Writes   with --export FILE the initial weights, as safetensors.
 //! Prints   one JSON object. Medians leave out the warm-up steps; peak_rss_mb (MiB) is of the whole process, before evaluation.
 
 use std::time::Instant;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Distribution, Tensor};
 use tiebreak_kernels::{Bf16Kernel, Precision};
 use tiebreak_model::interface::{HeadConfig, ModeKind};
 use tiebreak_model::trunk::mlp::MlpKind;
@@ -56,6 +58,28 @@ fn interval_of_median(mut ms: Vec<f64>) -> [f64; 2] {
         k += 1;
     }
     [ms[k - 1], ms[n - k]]
+}
+
+/// Milliseconds of every f32 product of a step but attention's, by the backend's own product.
+fn products_ms(n: usize, d: usize, inner: usize, up: usize, layers: usize, vocabulary: usize) -> f64 {
+    let product = |m: usize, k: usize, n: usize| {
+        let at = &Device::flex();
+        let tensor = |rows, columns| Tensor::<2>::random([rows, columns], Distribution::Uniform(-1.0, 1.0), at);
+        let (a, b) = (tensor(m, k), tensor(k, n));
+        let times = (0..4).map(|_| {
+            let start = Instant::now();
+            let c = a.clone().matmul(b.clone());
+            let ms = 1e3 * start.elapsed().as_secs_f64();
+            assert_eq!(c.dims(), [m, n]);
+            ms
+        });
+        // The first one warms up.
+        median(times.skip(1).collect())
+    };
+    // y = x W, dx = dy W^T, dW = x^T dy.
+    let map = |from: usize, to: usize| product(n, from, to) + product(n, to, from) + product(from, n, to);
+    let layer = map(d, 3 * d) + map(d, d) + map(d, up) + map(inner, d);
+    layers as f64 * layer + map(d, vocabulary)
 }
 
 struct Bench {
@@ -169,6 +193,10 @@ fn main() {
             "interval_fraction": interval.map(|ms| ms / step),
         })
     });
+    let limit = std::env::args().any(|a| a == "--limit").then(|| {
+        let up = shape.mlp.up_width() * shape.d_ff;
+        products_ms(batch * context, d, shape.d_ff, up, layers, vocabulary)
+    });
     let timed = || all[warmup..].iter();
     let step = median(timed().map(|t| t.whole).collect());
     println!(
@@ -179,6 +207,7 @@ fn main() {
             "min_step_ms": timed().map(|t| t.whole).fold(f64::INFINITY, f64::min),
             "update_ms": median(timed().map(|t| t.update).collect()),
             "provenance": provenance,
+            "products_ms": limit,
             "evaluation_tokens_per_second": (batch * context) as f64 / median(evaluation) * 1e3,
             "peak_rss_mb": peak.and_then(|kib| kib.parse::<f64>().ok()).map(|kib| kib / 1024.0),
             "losses": all.iter().map(|t| t.loss).collect::<Vec<_>>(),
