@@ -16,6 +16,41 @@ pub const CHUNK: usize = 512;
 /// Rows of logits per task.
 const ROWS: usize = 8;
 
+/// What happens between the product h U^T and the softmax, and what the logarithm of its sum costs.
+///
+/// raw = h U^T + b; z = c tanh(raw / c); L = scale sum of (nats + z_loss (log sum exp z)^2). Nats are always those of z alone.
+#[derive(Clone, Debug, Default)]
+pub struct LogitMap {
+    /// b, `[1, v]`.
+    pub bias_1v: Option<Tensor<2>>,
+    /// c: no logit leaves (-c, c).
+    pub softcap: Option<f64>,
+    /// Weight of the squared log-partition.
+    pub z_loss: f64,
+}
+
+impl LogitMap {
+    fn is_plain(&self) -> bool {
+        self.bias_1v.is_none() && self.softcap.is_none() && self.z_loss == 0.0
+    }
+
+    /// z of the products h U^T, `[n, v]`. Differentiable where they are on the tape.
+    pub fn apply(&self, product_nv: Tensor<2>) -> Tensor<2> {
+        let raw_nv = match &self.bias_1v {
+            Some(bias_1v) if product_nv.is_autodiff() && !bias_1v.is_autodiff() => {
+                product_nv + Tensor::from_inner(bias_1v.clone())
+            }
+            Some(bias_1v) => product_nv + bias_1v.clone(),
+            None => product_nv,
+        };
+        match self.softcap {
+            // Burn's gradient of a division by a scalar is rounded to f32.
+            Some(c) => raw_nv.mul_scalar(1.0 / c).tanh().mul_scalar(c),
+            None => raw_nv,
+        }
+    }
+}
+
 /// What one micro-batch's head gives.
 pub struct HeadGradients {
     /// Cross-entropy per token in nats, `[n]`.
@@ -24,6 +59,8 @@ pub struct HeadGradients {
     pub state_nd: Tensor<2>,
     /// G_out = dL/dU, `[v, d]`.
     pub output_vd: Tensor<2>,
+    /// dL/db, `[1, v]`, where there is a bias.
+    pub bias_1v: Option<Tensor<2>>,
 }
 
 /// Cross-entropy per token in nats `[n]` of the logits h U^T, without gradients, for states `[n, d]`, table `[v, d]` and
@@ -32,12 +69,25 @@ pub struct HeadGradients {
 /// # Panics
 /// If a target is not below `v`.
 pub fn cross_entropy(state_nd: Tensor<2>, output_vd: &Tensor<2>, targets_n: Tensor<1, Int>) -> Tensor<1> {
-    if let Some((nats, _, _)) = native(&state_nd, output_vd, &targets_n, None) {
-        return nats;
+    cross_entropy_with(state_nd, output_vd, &LogitMap::default(), targets_n)
+}
+
+/// [`cross_entropy`] of mapped logits.
+///
+/// # Panics
+/// If a target is not below `v`.
+pub fn cross_entropy_with(
+    state_nd: Tensor<2>,
+    output_vd: &Tensor<2>,
+    map: &LogitMap,
+    targets_n: Tensor<1, Int>,
+) -> Tensor<1> {
+    if let Some(parts) = native(&state_nd, output_vd, map, &targets_n, None) {
+        return parts.nats_n;
     }
     let chunks = chunks(&state_nd, &targets_n);
-    let nats = chunks.map(|(state_md, targets_m1)| nats_and_softmax(state_md, output_vd, &targets_m1).0).collect();
-    Tensor::cat(nats, 0).squeeze_dim(1)
+    let nats = chunks.map(|(state_md, targets_m1)| nats_and_softmax(state_md, output_vd, map, &targets_m1).nats_m1);
+    Tensor::cat(nats.collect(), 0).squeeze_dim(1)
 }
 
 /// The same, with the gradients of L = `scale` times the sum of nats.
@@ -50,18 +100,46 @@ pub fn cross_entropy_gradients(
     targets_n: Tensor<1, Int>,
     scale: f64,
 ) -> HeadGradients {
-    if let Some((nats_n, Some(state_nd), Some(output_vd))) =
-        native(&state_nd, output_vd, &targets_n, Some(scale as f32))
+    cross_entropy_gradients_with(state_nd, output_vd, &LogitMap::default(), targets_n, scale)
+}
+
+/// [`cross_entropy_gradients`] of mapped logits, with respect to h, U and b; the z-loss is part of L.
+///
+/// # Panics
+/// If a target is not below `v`.
+pub fn cross_entropy_gradients_with(
+    state_nd: Tensor<2>,
+    output_vd: &Tensor<2>,
+    map: &LogitMap,
+    targets_n: Tensor<1, Int>,
+    scale: f64,
+) -> HeadGradients {
+    if let Some(Parts { nats_n, gradients: Some((state_nd, output_vd, bias_1v)) }) =
+        native(&state_nd, output_vd, map, &targets_n, Some(scale as f32))
     {
-        return HeadGradients { nats_n, state_nd, output_vd };
+        return HeadGradients { nats_n, state_nd, output_vd, bias_1v };
     }
     let (mut nats, mut states) = (Vec::new(), Vec::new());
-    let mut gradient_vd: Option<Tensor<2>> = None;
+    let (mut gradient_vd, mut bias_1v): (Option<Tensor<2>>, Option<Tensor<2>>) = (None, None);
     for (state_md, targets_m1) in chunks(&state_nd, &targets_n) {
-        let (nats_m1, p_mv) = nats_and_softmax(state_md.clone(), output_vd, &targets_m1);
+        let Softmax { nats_m1, mut p_mv, sum_m1, slope_mv } =
+            nats_and_softmax(state_md.clone(), output_vd, map, &targets_m1);
         let [m, _] = p_mv.dims();
+        if map.z_loss != 0.0 {
+            p_mv = p_mv * sum_m1.mul_scalar(2.0 * map.z_loss).add_scalar(1.0);
+        }
         let minus_one = Tensor::<2>::full([m, 1], -1.0, (&p_mv.device(), p_mv.dtype()));
-        let dlogits_mv = p_mv.scatter(1, targets_m1, minus_one, IndexingUpdateOp::Add).mul_scalar(scale);
+        let mut dlogits_mv = p_mv.scatter(1, targets_m1, minus_one, IndexingUpdateOp::Add).mul_scalar(scale);
+        if let Some(slope_mv) = slope_mv {
+            dlogits_mv = dlogits_mv * slope_mv;
+        }
+        if map.bias_1v.is_some() {
+            let chunk_1v = dlogits_mv.clone().sum_dim(0);
+            bias_1v = Some(match bias_1v {
+                Some(sum_1v) => sum_1v + chunk_1v,
+                None => chunk_1v,
+            });
+        }
         states.push(dlogits_mv.clone().matmul(output_vd.clone()));
         let chunk_vd = dlogits_mv.transpose().matmul(state_md);
         gradient_vd = Some(match gradient_vd {
@@ -74,6 +152,7 @@ pub fn cross_entropy_gradients(
         nats_n: Tensor::cat(nats, 0).squeeze_dim(1),
         state_nd: Tensor::cat(states, 0),
         output_vd: gradient_vd.expect("a micro-batch has at least one token"),
+        bias_1v,
     }
 }
 
@@ -89,14 +168,32 @@ fn chunks<'a>(
     })
 }
 
-fn nats_and_softmax(state_md: Tensor<2>, output_vd: &Tensor<2>, targets_m1: &Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
-    let logits_mv = state_md.matmul(output_vd.clone().transpose());
+struct Softmax {
+    nats_m1: Tensor<2>,
+    p_mv: Tensor<2>,
+    /// log sum exp z.
+    sum_m1: Tensor<2>,
+    /// dz/draw under a soft-cap.
+    slope_mv: Option<Tensor<2>>,
+}
+
+fn nats_and_softmax(
+    state_md: Tensor<2>,
+    output_vd: &Tensor<2>,
+    map: &LogitMap,
+    targets_m1: &Tensor<2, Int>,
+) -> Softmax {
+    let logits_mv = map.apply(state_md.matmul(output_vd.clone().transpose()));
+    let slope_mv = map.softcap.map(|c| {
+        let tanh_mv = logits_mv.clone().div_scalar(c);
+        tanh_mv.clone().mul(tanh_mv).neg().add_scalar(1.0)
+    });
     let target_m1 = logits_mv.clone().gather(1, targets_m1.clone());
     let largest_m1 = logits_mv.clone().max_dim(1);
     let p_mv = activation::softmax(logits_mv, 1);
     // The largest probability is 1 / sum exp(logit - largest), so this is the log-sum-exp, and it cannot underflow.
-    let nats_m1 = largest_m1 - p_mv.clone().max_dim(1).log() - target_m1;
-    (nats_m1, p_mv)
+    let sum_m1 = largest_m1 - p_mv.clone().max_dim(1).log();
+    Softmax { nats_m1: sum_m1.clone() - target_m1, p_mv, sum_m1, slope_mv }
 }
 
 simd! {
@@ -115,15 +212,77 @@ simd! {
     }
 }
 
-type Parts = (Tensor<1>, Option<Tensor<2>>, Option<Tensor<2>>);
+/// [`LogitMap`] of one row; an absent part is an empty slice or 0.
+#[derive(Clone, Copy)]
+struct RowMap<'a> {
+    bias: &'a [f32],
+    softcap: f32,
+    z_loss: f32,
+}
+
+simd! {
+    /// The same for mapped logits; `slopes` is room for as many values.
+    fn mapped_row(logits: &mut [f32], map: RowMap, slopes: &mut [f32], target: usize, scale: Option<f32>) -> f32 {
+        for (x, b) in logits.iter_mut().zip(map.bias) {
+            *x += b;
+        }
+        if map.softcap > 0.0 {
+            for (x, slope) in logits.iter_mut().zip(slopes.iter_mut()) {
+                let t = (*x / map.softcap).tanh();
+                *x = map.softcap * t;
+                *slope = 1.0 - t * t;
+            }
+        }
+        let (top, aimed) = (largest(logits), logits[target]);
+        let sum = exp_sum::<FMA>(logits, top);
+        let log_sum = top as f64 + (sum as f64).ln();
+        if let Some(scale) = scale {
+            let each = scale / sum * (1.0 + 2.0 * map.z_loss * log_sum as f32);
+            for x in logits.iter_mut() {
+                *x *= each;
+            }
+            logits[target] -= scale;
+            if map.softcap > 0.0 {
+                for (x, slope) in logits.iter_mut().zip(slopes.iter()) {
+                    *x *= slope;
+                }
+            }
+        }
+        (log_sum - aimed as f64) as f32
+    }
+}
+
+simd! {
+    fn add_columns(sums: &mut [f32], rows: &[f32], width: usize, first: usize) {
+        for row in rows.chunks_exact(width) {
+            for (sum, x) in sums.iter_mut().zip(&row[first..]) {
+                *sum += x;
+            }
+        }
+    }
+}
+
+/// Columns per task of a sum over rows.
+const COLUMNS: usize = 512;
+
+struct Parts {
+    nats_n: Tensor<1>,
+    /// Of h, U and b.
+    gradients: Option<(Tensor<2>, Tensor<2>, Option<Tensor<2>>)>,
+}
 
 fn native(
     state_nd: &Tensor<2>,
     output_vd: &Tensor<2>,
+    map: &LogitMap,
     targets_n: &Tensor<1, Int>,
     scale: Option<f32>,
 ) -> Option<Parts> {
     let (h, u) = (plain(state_nd)?, plain(output_vd)?);
+    let bias = match &map.bias_1v {
+        Some(bias_1v) => Some(plain(bias_1v)?),
+        None => None,
+    };
     let ((n, d), v) = ((shape(&h)[0], shape(&h)[1]), shape(&u)[0]);
     if n == 0 || v == 0 {
         return None;
@@ -131,6 +290,12 @@ fn native(
     let targets = indices(targets_n, v)?;
     let (h, u) = (Matrix::new(values(&h), n, d), Matrix::new(values(&u), v, d));
     let gradients = scale.is_some();
+    let row_map = RowMap {
+        bias: bias.as_ref().map_or(&[], |b| values(b)),
+        softcap: map.softcap.unwrap_or(0.0) as f32,
+        z_loss: map.z_loss as f32,
+    };
+    let mut db = vec![0.0; if gradients { row_map.bias.len() } else { 0 }];
     let mut nats = vec![0.0; n];
     let mut dh = Unfilled::new(if gradients { n * d } else { 0 });
     let mut du = Unfilled::new(if gradients { v * d } else { 0 });
@@ -142,7 +307,15 @@ fn native(
         // SAFETY: the product has written all m rows.
         let logits = unsafe { slots.assume_init_mut() };
         let rows = logits.par_chunks_mut(v).zip(&targets[start..start + m]).zip(&mut nats[start..start + m]);
-        rows.with_min_len(ROWS).for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale));
+        let rows = rows.with_min_len(ROWS);
+        match map.is_plain() {
+            true => rows.for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale)),
+            false => rows.for_each_init(
+                || vec![0.0; v],
+                |slopes, ((row, target), nats)| *nats = mapped_row(row, row_map, slopes, *target, scale),
+            ),
+        }
+        db.par_chunks_mut(COLUMNS).enumerate().for_each(|(part, sums)| add_columns(sums, logits, v, part * COLUMNS));
         if gradients {
             let dlogits = Matrix::new(logits, m, v);
             let part = MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d);
@@ -151,15 +324,17 @@ fn native(
             multiply_parallel(MatrixMut::unfilled(du.slots(), v, d), dlogits.t(), h.rows(start, m), into);
         }
     }
-    let nats = tensor(from_values(nats, [n]));
+    let nats_n = tensor(from_values(nats, [n]));
     if !gradients {
-        return Some((nats, None, None));
+        return Some(Parts { nats_n, gradients: None });
     }
     // SAFETY: the chunks cover all rows, and each chunk's product has written its rows.
     let dh = unsafe { dh.filled() };
     // SAFETY: the first chunk's product has written every element.
     let du = unsafe { du.filled() };
-    Some((nats, Some(tensor(from_values(dh, [n, d]))), Some(tensor(from_values(du, [v, d])))))
+    let bias_1v = bias.is_some().then(|| tensor(from_values(db, [1, v])));
+    let gradients = (tensor(from_values(dh, [n, d])), tensor(from_values(du, [v, d])), bias_1v);
+    Some(Parts { nats_n, gradients: Some(gradients) })
 }
 
 #[cfg(test)]
@@ -192,6 +367,46 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn mapped_logits_equal_their_composition_and_the_tape_in_f64() {
+        let (n, v, d) = (CHUNK + 9, 37, 6);
+        let (h, u, b) = (normal([n, d], 1.5), normal([v, d], 1.0), normal([1, v], 0.8));
+        for (bias, softcap, z_loss) in
+            [(true, None, 0.0), (false, Some(2.0), 0.0), (false, None, 0.1), (true, Some(5.0), 0.05)]
+        {
+            let map = |dtype| LogitMap { bias_1v: bias.then(|| matrix(&b, dtype)), softcap, z_loss };
+            let run = |dtype| {
+                let (h, u, map) = (matrix(&h, dtype), matrix(&u, dtype), map(dtype));
+                let found = cross_entropy_gradients_with(h.clone(), &u, &map, targets(n, v), 0.3);
+                assert_eq!(host(&cross_entropy_with(h, &u, &map, targets(n, v))), host(&found.nats_n));
+                let db = found.bias_1v.map(|b| host(&b)).unwrap_or_default();
+                [host(&found.nats_n), host(&found.state_nd), host(&found.output_vd), db]
+            };
+            let exact = run(DType::F64);
+            at_every_level(|| {
+                for (which, (found, expected)) in run(DType::F32).iter().zip(&exact).enumerate() {
+                    let d = distance(found, expected);
+                    assert!(d < 5e-6, "part {which} of {bias} {softcap:?} {z_loss}: {d:e}");
+                }
+            });
+            let leaf = |x: &crate::testing::Values| Tensor::from_inner(matrix(x, DType::F64)).require_grad();
+            let (h, u, b) = (leaf(&h), leaf(&u), leaf(&b));
+            let taped = LogitMap { bias_1v: bias.then(|| b.clone()), ..map(DType::F64) };
+            let z_nv = taped.apply(h.clone().matmul(u.clone().transpose()));
+            let ids = Tensor::<1, Int>::from_data(targets(n, v).to_data(), &Device::flex().autodiff());
+            let sum_n1 = z_nv.clone().exp().sum_dim(1).log();
+            let nats = (sum_n1.clone() - z_nv.gather(1, ids.unsqueeze_dim(1))).sum();
+            let loss = (nats + sum_n1.clone().mul(sum_n1).sum().mul_scalar(z_loss)).mul_scalar(0.3);
+            let tape = loss.backward();
+            let mut expected = vec![h.grad(&tape).unwrap(), u.grad(&tape).unwrap()];
+            expected.extend(bias.then(|| b.grad(&tape).unwrap()));
+            for (which, (found, expected)) in exact[1..].iter().zip(&expected).enumerate() {
+                let d = distance(found, &host(expected));
+                assert!(d < 1e-12, "gradient {which} of {bias} {softcap:?} {z_loss}: {d:e}");
+            }
+        }
     }
 
     #[test]

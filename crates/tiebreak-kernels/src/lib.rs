@@ -21,18 +21,22 @@ mod matrix;
 mod memory;
 mod mlp;
 mod norm;
+mod product;
 pub mod simd;
 mod sums;
 
 pub use adamw::{AdamWStep, adamw};
 pub use attention::{Rotary, attention};
-pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients};
+pub use cross_entropy::{
+    CHUNK, HeadGradients, LogitMap, cross_entropy, cross_entropy_gradients, cross_entropy_gradients_with, cross_entropy_with,
+};
 pub use embedding::scatter_add;
 pub use inject::inject;
 pub use linear::{linear, linear_add};
 pub use memory::keep_memory;
 pub use mlp::{gelu, swiglu};
 pub use norm::{NormKind, norm};
+pub use product::{Transposed, packed, product};
 pub use sums::{RowProducts, row_products, same_buffer, squares};
 
 #[cfg(test)]
