@@ -49,19 +49,21 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
         Some(vocabulary) => vocabulary,
         None => config.data.vocabulary()?,
     };
+    config.validate_head_for(vocabulary).map_err(|e| e.at(path.display()))?;
     Ok(report(&config, vocabulary))
 }
 
 fn report(config: &RunConfig, vocabulary: usize) -> Report {
     let (model, context) = (&config.model, config.data.context_length);
     let parameters = model.count(&config.head, vocabulary, context);
+    let step_tokens = config.train.batch_size * context;
     Report {
         head_mode: config.head.mode,
         describes: config.head.describe(vocabulary, model.d_model),
         vocabulary,
         d_model: model.d_model,
         parameters,
-        flops_per_token: model.flops_per_token(vocabulary, context),
+        flops_per_token: model.flops_per_token(&config.head, vocabulary, context, step_tokens),
         memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context),
     }
 }

@@ -9,15 +9,20 @@ pub fn frequencies(shard: &Shard) -> Vec<u64> {
     counts
 }
 
+/// Ids from the most to the least frequent, ties in order of id.
+pub fn by_rank(counts: &[u64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..counts.len()).collect();
+    order.sort_by_key(|&id| (std::cmp::Reverse(counts[id]), id));
+    order
+}
+
 /// The loss decile of each id: floor(10 x the share of training tokens that are more frequent ids), ids in decreasing order of
 /// count, ties in order of id. Decile 0 holds the most frequent ids; ids that never occur are in decile 9.
 pub fn loss_deciles(train_counts: &[u64]) -> Vec<u8> {
     let total: u128 = train_counts.iter().map(|&c| u128::from(c)).sum();
-    let mut order: Vec<usize> = (0..train_counts.len()).collect();
-    order.sort_by_key(|&id| (std::cmp::Reverse(train_counts[id]), id));
     let mut deciles = vec![9; train_counts.len()];
     let mut before: u128 = 0;
-    for id in order {
+    for id in by_rank(train_counts) {
         if train_counts[id] > 0 {
             deciles[id] = (10 * before / total).min(9) as u8;
         }

@@ -17,7 +17,7 @@ use tiebreak_model::trunk::position::PositionKind;
 use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::optim::AdamW;
-use tiebreak_train::step::{MicroBatch, gradients, update};
+use tiebreak_train::step::{Memory, MicroBatch, gradients, update};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -50,12 +50,15 @@ fn main() {
         shape.norm = if block == "rms" { NormKind::Rms } else { NormKind::Layer };
     }
     shape.resolve();
-    let mode = if head == "tied" { ModeKind::Tied } else { ModeKind::Untied };
+    let named = |mode: &ModeKind| serde_json::to_value(mode).is_ok_and(|name| name == head.as_str());
+    let mode = ModeKind::ALL.into_iter().find(named).unwrap_or_else(|| panic!("--head {head}: no such mode"));
+    let head = HeadConfig { mode, ..HeadConfig::default() };
     let at = Placement::f32(&Device::flex());
-    let mut model = Model::init(&shape, &HeadConfig { mode }, vocabulary, context, 0, &at);
+    let mut model = Model::init(&shape, &head, vocabulary, context, 0, &at);
     let mut config = RunConfig::default();
     (config.optim.clip_norm, config.train.steps) = (1.0, (warmup + steps) as u64);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
+    let mut memory = Memory::default();
     let mut state = 1u64;
     let mut ids = |n: usize| -> Vec<i32> {
         let mut next = || {
@@ -69,12 +72,12 @@ fn main() {
     for step in 1..=warmup + 2 * steps {
         let tokens = MicroBatch { inputs: ids(batch * context), targets: ids(batch * context), context };
         let (start, with_provenance) = (Instant::now(), step % 2 == 0);
-        let found = gradients(&model, &[tokens], 1.0);
+        let found = gradients(&model, &[tokens], 1.0, with_provenance);
         let middle = start.elapsed();
         if step == 1 {
             first_loss = found.loss;
         }
-        let done = update(&mut model, &mut adam, found, &config, step as u64, with_provenance);
+        let done = update(&mut model, &mut adam, &mut memory, found, &config, step as u64, with_provenance);
         assert!(done.nonfinite.is_empty());
         let ms = 1e3 * start.elapsed().as_secs_f64();
         if step > warmup {

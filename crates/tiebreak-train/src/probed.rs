@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use tiebreak_data::{Error, Prepared, prepare};
+use tiebreak_model::interface::{Head, Table};
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
@@ -97,6 +98,7 @@ impl ProbedModel for TrainedModel {
     }
 
     fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2> {
-        normed_nd.matmul(self.output_vd().transpose())
+        let tables = self.model.interface.tables();
+        Head::new(&tables, &self.model.logit_map, |table| Table::whole(table.formed())).logits(normed_nd)
     }
 }

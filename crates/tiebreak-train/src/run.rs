@@ -9,17 +9,17 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare, window_count, write_atomic,
+    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, window_count, write_atomic,
 };
 use tiebreak_kernels::squares;
-use tiebreak_model::{Model, Placement};
+use tiebreak_model::{Model, Placement, Vocabulary};
 
 use crate::config::{RunConfig, identity, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
 use crate::optim::AdamW;
-use crate::step::{MicroBatch, gradients, update};
+use crate::step::{Memory, MicroBatch, gradients, update};
 use crate::track::{HParam, Lengths, Progress, Tag, Trackers};
 use crate::{checkpoint, tensors};
 
@@ -87,6 +87,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     if options.stop.load(Ordering::Relaxed) {
         return Ok(Outcome::Interrupted);
     }
+    config.validate_head_for(data.tokenizer.vocabulary())?;
     let identity = identity(config, &data.info, kind);
     let folder = RunFolder(options.out.join(run_folder_name(config, &identity)));
     // A complete run needs no lock, and asking must work on a folder that is read-only by now.
@@ -191,9 +192,11 @@ struct Run<'a> {
 impl Run<'_> {
     fn go(&self, options: &TrainOptions, step: &mut u64) -> Result<Outcome, Error> {
         let (config, steps) = (self.config, self.config.train.steps);
-        let mut model = self.init();
+        let counts = frequencies(&self.data.train);
+        let mut model = self.init(&counts);
         let mut optimiser = AdamW::new(config.optim.betas, config.optim.eps);
-        let logs = self.restore(&mut model, &mut optimiser, step)?;
+        let mut memory = Memory::default();
+        let logs = self.restore(&mut model, &mut optimiser, &mut memory, step)?;
         self.write_records(*step)?;
         // Before any other file: a folder that holds logs but no status is taken for somebody else's.
         self.set_running(*step)?;
@@ -205,7 +208,6 @@ impl Run<'_> {
         let context = config.data.context_length;
         let windows = window_count(self.data.train.len(), context);
         let mut sampler = Sampler::new(config.seed, windows);
-        let counts = frequencies(&self.data.train);
         let vocabulary = self.data.tokenizer.vocabulary();
         let mut bytes: Vec<u32> =
             (0..vocabulary).map(|id| self.data.tokenizer.token_bytes(id as u32).len() as u32).collect();
@@ -230,7 +232,7 @@ impl Run<'_> {
         while *step < steps {
             if options.stop.load(Ordering::Relaxed) {
                 if saved != *step {
-                    self.checkpoint(&model, &optimiser, *step, &mut trackers)?;
+                    self.checkpoint(&model, &optimiser, &memory, *step, &mut trackers)?;
                 }
                 progress.finish(&format!("{} s{}: interrupted at step {step}", config.name, config.seed));
                 return Ok(Outcome::Interrupted);
@@ -243,11 +245,13 @@ impl Run<'_> {
                 .collect();
             let next = *step + 1;
             let due = |every: u64| every > 0 && (next.is_multiple_of(every) || next == 1 || next == steps);
-            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale);
+            let (measured, drawn) = (due(config.log.provenance_every), due(config.log.histograms_every));
+            let whole = measured || drawn || !config.intervene.rules().is_empty();
+            let one_matrix = model.interface.one_matrix();
+            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, whole);
             let loss = gradients.loss;
-            let histograms =
-                due(config.log.histograms_every).then(|| (gradients.input_vd.clone(), gradients.output_vd.clone()));
-            let done = update(&mut model, &mut optimiser, gradients, config, next, due(config.log.provenance_every));
+            let histograms = gradients.whole.as_ref().filter(|_| drawn).map(|w| (w.input_vd.clone(), w.output_vd.clone()));
+            let done = update(&mut model, &mut optimiser, &mut memory, gradients, config, next, measured);
             let tokens = (config.train.batch_size * context) as f64;
             let speed = tokens / started.elapsed().as_secs_f64();
 
@@ -262,8 +266,25 @@ impl Run<'_> {
                     ("train/clip_factor".into(), done.clip_factor),
                 ]);
             }
+            if due(config.log.every) {
+                if config.optim.table_warmup_steps > 0 {
+                    tags.push(("train/table_lr".into(), done.table_lr));
+                }
+                if config.intervene.acts() {
+                    tags.push(("intervene/input_scale".into(), done.factors.input));
+                    tags.push(("intervene/output_scale".into(), done.factors.output));
+                }
+                if config.head.changes() {
+                    tags.push(("head/one_matrix".into(), f64::from(u8::from(one_matrix))));
+                }
+                tags.extend(done.auxiliary.map(|(loss, _)| ("train/aux_loss".into(), loss)));
+            }
             if let Some(provenance) = &done.provenance {
                 tags.extend(provenance.scalars());
+            }
+            if let Some((_, Some([input, output]))) = done.auxiliary {
+                tags.push(("grad/aux_input_norm".into(), input));
+                tags.push(("grad/aux_output_norm".into(), output));
             }
             let at = |every: u64| every > 0 && next.is_multiple_of(every) || next == steps;
             let keep = config.log.tables_at.contains(&next) || next == steps;
@@ -291,7 +312,7 @@ impl Run<'_> {
                 self.keep_table(&model, next)?;
             }
             if at(config.checkpoint.every) {
-                self.checkpoint(&model, &optimiser, next, &mut trackers)?;
+                self.checkpoint(&model, &optimiser, &memory, next, &mut trackers)?;
                 saved = next;
                 self.set_running(next)?;
             }
@@ -302,21 +323,27 @@ impl Run<'_> {
         Ok(Outcome::Complete)
     }
 
-    fn init(&self) -> Model {
+    fn init(&self, counts: &[u64]) -> Model {
         let (config, at) = (self.config, Placement::f32(&self.device));
-        let vocabulary = self.data.tokenizer.vocabulary();
+        let vocabulary = Vocabulary { by_rank: by_rank(counts).into_iter().map(|id| id as u32).collect() };
         Model::init(&config.model, &config.head, vocabulary, config.data.context_length, config.seed, &at)
     }
 
     /// Loads the newest checkpoint, if there is one; gives the lengths to which the logs are cut.
-    fn restore(&self, model: &mut Model, optimiser: &mut AdamW, step: &mut u64) -> Result<Option<Lengths>, Error> {
+    fn restore(
+        &self,
+        model: &mut Model,
+        optimiser: &mut AdamW,
+        memory: &mut Memory,
+        step: &mut u64,
+    ) -> Result<Option<Lengths>, Error> {
         let folder = self.folder.checkpoints();
         let Some(newest) = checkpoint::list(&folder)?.pop() else {
             *step = 0;
             self.folder.clean()?;
             return Ok(None);
         };
-        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, &self.device)
+        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, memory, &self.device)
             .map_err(|e| Error::Input(e.to_string()))?;
         Trackers::check(&self.folder.0, state.logs)?;
         *step = state.step;
@@ -325,9 +352,16 @@ impl Run<'_> {
         Ok(Some(state.logs))
     }
 
-    fn checkpoint(&self, model: &Model, optimiser: &AdamW, step: u64, trackers: &mut Trackers) -> Result<(), Error> {
+    fn checkpoint(
+        &self,
+        model: &Model,
+        optimiser: &AdamW,
+        memory: &Memory,
+        step: u64,
+        trackers: &mut Trackers,
+    ) -> Result<(), Error> {
         let state = checkpoint::State { step, identity: self.identity.to_owned(), logs: trackers.sync()? };
-        checkpoint::save(&self.folder.checkpoints(), model, optimiser, &state, self.config.checkpoint.keep)
+        checkpoint::save(&self.folder.checkpoints(), model, optimiser, memory, &state, self.config.checkpoint.keep)
     }
 
     fn set_running(&self, step: u64) -> Result<(), Error> {

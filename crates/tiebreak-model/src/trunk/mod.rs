@@ -40,6 +40,10 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Initial distribution of every matrix, tables included.
     pub init: Init,
+    /// Factor on the looked-up vectors, after `embed_norm` (sqrt(d) in Gemma and the first Transformer).
+    pub embed_scale: f64,
+    /// Whether looked-up vectors are divided by their root mean square (modded-nanogpt, nanochat); no gain.
+    pub embed_norm: bool,
 }
 
 impl Default for ModelConfig {
@@ -55,6 +59,8 @@ impl Default for ModelConfig {
             position: PositionKind::Rope,
             rope_theta: 10000.0,
             init: Init::Mitchell,
+            embed_scale: 1.0,
+            embed_norm: false,
         }
     }
 }
@@ -91,7 +97,8 @@ impl ModelConfig {
                  or set model.position = \"learned\""
             ));
         }
-        for (key, value) in [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta)] {
+        let positive = [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta), ("embed_scale", self.embed_scale)];
+        for (key, value) in positive {
             if !(value.is_finite() && value > 0.0) {
                 return fail(format!("model.{key} = {value}: expected a positive number"));
             }
@@ -121,6 +128,9 @@ impl Block {
 /// Everything between the looked-up rows and the head.
 #[derive(Clone, Debug)]
 pub struct Trunk {
+    embed_scale: f64,
+    /// The epsilon of the norm of looked-up vectors, if there is one.
+    embed_norm: Option<f64>,
     position: Position,
     blocks: Vec<Block>,
     norm_final: Norm,
@@ -139,12 +149,28 @@ impl Trunk {
                 mlp: Mlp::init(&draw, layer),
             })
             .collect();
-        Self { position: Position::init(&draw, context), blocks, norm_final: norm("norm_final".into()) }
+        Self {
+            embed_scale: config.embed_scale,
+            embed_norm: config.embed_norm.then_some(config.norm_eps),
+            position: Position::init(&draw, context),
+            blocks,
+            norm_final: norm("norm_final".into()),
+        }
+    }
+
+    /// x0 `[b, t, d]` to what enters the first block: norm, scale, learned positions.
+    fn enter(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let x_btd = match self.embed_norm {
+            Some(eps) => tiebreak_kernels::norm(tiebreak_kernels::NormKind::Rms, x_btd, eps, None, None),
+            None => x_btd,
+        };
+        let x_btd = if self.embed_scale == 1.0 { x_btd } else { x_btd.mul_scalar(self.embed_scale) };
+        self.position.add_learned(x_btd)
     }
 
     /// x0 `[b, t, d]` to the head's input h `[b, t, d]`, the final norm included.
     pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let x_btd = self.position.add_learned(x_btd);
+        let x_btd = self.enter(x_btd);
         let x_btd = self.blocks.iter().fold(x_btd, |x, block| block.forward(x, &self.position));
         self.norm_final.forward(x_btd)
     }
@@ -152,7 +178,7 @@ impl Trunk {
     /// The residual stream of x0 `[b, t, d]` at its L + 1 points, each `[b, t, d]`: what enters the first block, then what
     /// leaves each block, before the final norm.
     pub fn states(&self, x_btd: Tensor<3>) -> Vec<Tensor<3>> {
-        let mut states = vec![self.position.add_learned(x_btd)];
+        let mut states = vec![self.enter(x_btd)];
         for block in &self.blocks {
             states.push(block.forward(states[states.len() - 1].clone(), &self.position));
         }

@@ -10,13 +10,33 @@ use crate::device::DeviceKind;
 /// Version of the run's meaning: raised when the same configuration would give other numbers.
 pub const FORMAT: u32 = 1;
 
+/// Keys that came after format 1, beside those of `[head]` and `[aux]`.
+const LATER: [&str; 7] = [
+    "intervene.balance_target",
+    "intervene.learned",
+    "intervene.output_clip",
+    "model.embed_norm",
+    "model.embed_scale",
+    "optim.map_lr_scale",
+    "optim.table_warmup_steps",
+];
+
 /// Every resolved key that can change a number, dotted, with its value.
 ///
-/// Left out: the name, threads, paths (their content counts), logging, checkpoints, how often evaluation happens, and
+/// Left out: keys that came later while they have the default that keeps old behaviour, keys of other head modes, the name, threads, paths (their content counts), logging, checkpoints, how often evaluation happens, and
 /// the sections that this build can only leave off.
 pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
     let mut keys = BTreeMap::new();
     flatten("", serde_json::to_value(config).unwrap_or_default(), &mut keys);
+    let mut defaults = BTreeMap::new();
+    flatten("", serde_json::to_value(RunConfig::default()).unwrap_or_default(), &mut defaults);
+    let later = |key: &str| {
+        LATER.contains(&key) || key.starts_with("aux.") || key.strip_prefix("head.").is_some_and(|key| key != "mode")
+    };
+    let own = |key: &str| {
+        key.strip_prefix("head.").is_some_and(|key| !["logit_softcap", "z_loss"].contains(&key) && config.head.uses(key))
+    };
+    keys.retain(|key, value| own(key) || !later(key) || defaults.get(key) != Some(value));
     keys.retain(|key, _| match key.as_str() {
         "name" | "threads" | "device" | "data.corpus" | "data.fallback" | "data.tokenizer" | "eval.every" => false,
         "log.tables_at" | "log.provenance_every" => true,
@@ -83,7 +103,12 @@ mod tests {
             of(|c| c.log.tables_at.push(7)),
             of(|c| c.log.provenance_every = 2),
             of(|c| c.eval.tokens = 7),
-            of(|c| c.intervene.input_scale = 5.0),
+            of(|c| c.intervene.input_scale = 5.0.into()),
+            of(|c| c.intervene.balance_target = 1.0),
+            of(|c| c.model.embed_norm = true),
+            of(|c| c.optim.table_warmup_steps = 9),
+            of(|c| c.aux.reconstruction = 0.1),
+            of(|c| c.head.z_loss = 1e-4),
         ] {
             assert_ne!(base, other);
         }
@@ -94,9 +119,22 @@ mod tests {
             of(|c| c.checkpoint.keep = 9),
             of(|c| c.eval.every = 9),
             of(|c| c.data.corpus = "/elsewhere/the-same.txt".into()),
+            of(|c| c.head.rank = 9),
         ] {
             assert_eq!(base, same);
         }
+        // A mode's own keys count, at their defaults too.
+        let with = |width: usize| {
+            of(|c| {
+                c.head.mode = tiebreak_model::interface::ModeKind::Partial;
+                c.head.shared_width = width;
+            })
+        };
+        assert_ne!(with(64), with(32));
+        let mut partial = RunConfig::default();
+        partial.head.mode = tiebreak_model::interface::ModeKind::Partial;
+        assert!(numeric_keys(&partial).contains_key("head.shared_width"));
+        assert!(!numeric_keys(&partial).contains_key("head.rank"));
         let mut data = info();
         data.corpus_hash = "cc".into();
         assert_ne!(base, identity(&RunConfig::default(), &data, DeviceKind::Flex));

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 use tiebreak_kernels::{AdamWStep, adamw};
 use tiebreak_model::Parameter;
+use tiebreak_model::interface::Moved;
 
 /// First and second moment of one parameter, of its shape.
 #[derive(Clone, Debug)]
@@ -37,6 +38,18 @@ impl AdamW {
     /// Replaces all moments, as a checkpoint has them.
     pub fn restore(&mut self, state: BTreeMap<String, Moments>) {
         self.state = state;
+    }
+
+    /// Copies moments to parameters that were made out of others, and drops those of the others.
+    pub fn carry(&mut self, moved: &[Moved]) {
+        for Moved { from, to } in moved {
+            if let Some(moments) = self.state.get(*from) {
+                self.state.insert((*to).into(), moments.clone());
+            }
+        }
+        for Moved { from, .. } in moved {
+            self.state.remove(*from);
+        }
     }
 
     /// Moves one parameter by `factor` times its gradient, in the update that completes `step` (1-based).
