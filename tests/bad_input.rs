@@ -155,13 +155,19 @@ fn configuration() {
             "[intervene]\nbalance_target = 1.0\ninput_scale = 5.0",
             &["intervene.input_scale is decided by intervene.balance_target"],
         ),
-        ("[intervene]\nlearned = true\noutput_scale = 0.5", &["intervene.output_scale is decided by intervene.learned"]),
+        (
+            "[intervene]\nlearned = true\noutput_scale = 0.5",
+            &["intervene.output_scale is decided by intervene.learned"],
+        ),
         (
             "[head]\nmode = \"untied\"\n[intervene]\nlearned = true",
             &["intervene.learned", "\"untied\" has no parameter that both reach", "\"tied\""],
         ),
         ("[intervene]\ninput_scale = \"big\"", &["intervene.input_scale", "expected a number or {"]),
-        ("[intervene]\ninput_scale = { kind = \"linear\", start = 5.0 }", &["intervene.input_scale", "{ kind, start, end, until }"]),
+        (
+            "[intervene]\ninput_scale = { kind = \"linear\", start = 5.0 }",
+            &["intervene.input_scale", "{ kind, start, end, until }"],
+        ),
         (
             "[intervene]\ninput_scale = { kind = \"linear\", start = 5.0, end = -1.0, until = 9 }",
             &["intervene.input_scale.end = -1", "expected a number from 0"],

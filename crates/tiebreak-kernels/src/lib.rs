@@ -28,7 +28,8 @@ mod sums;
 pub use adamw::{AdamWStep, adamw};
 pub use attention::{Rotary, attention};
 pub use cross_entropy::{
-    CHUNK, HeadGradients, LogitMap, cross_entropy, cross_entropy_gradients, cross_entropy_gradients_with, cross_entropy_with,
+    CHUNK, HeadGradients, LogitMap, cross_entropy, cross_entropy_gradients, cross_entropy_gradients_with,
+    cross_entropy_with,
 };
 pub use embedding::scatter_add;
 pub use inject::inject;

@@ -9,7 +9,8 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, window_count, write_atomic,
+    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, window_count,
+    write_atomic,
 };
 use tiebreak_kernels::squares;
 use tiebreak_model::{Model, Placement, Vocabulary};
@@ -250,7 +251,8 @@ impl Run<'_> {
             let one_matrix = model.interface.one_matrix();
             let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, whole);
             let loss = gradients.loss;
-            let histograms = gradients.whole.as_ref().filter(|_| drawn).map(|w| (w.input_vd.clone(), w.output_vd.clone()));
+            let histograms =
+                gradients.whole.as_ref().filter(|_| drawn).map(|w| (w.input_vd.clone(), w.output_vd.clone()));
             let done = update(&mut model, &mut optimiser, &mut memory, gradients, config, next, measured);
             let tokens = (config.train.batch_size * context) as f64;
             let speed = tokens / started.elapsed().as_secs_f64();

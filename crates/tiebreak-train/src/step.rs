@@ -179,7 +179,8 @@ pub fn update(
         let shared = model.interface.parameters().into_iter().zip(&sides);
         let shared = shared.filter(|(p, _)| p.role == Role::Shared).map(|(_, s)| s.clone()).collect::<Vec<_>>();
         // The sides of one whole table are G_in and G_out themselves.
-        let table = model.interface.one_matrix() && shared.len() == 1 && model.interface.tables().input.map_rd.is_none();
+        let table =
+            model.interface.one_matrix() && shared.len() == 1 && model.interface.tables().input.map_rd.is_none();
         let shared = if table { Shared::Table } else { Shared::Parts(&shared) };
         Provenance::measure(input_vd, output_vd, shared, last.clone(), factors)
     });

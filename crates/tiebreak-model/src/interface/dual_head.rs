@@ -8,7 +8,7 @@ use crate::ConfigError;
 pub(super) const MODE: Mode = Mode {
     keys: &["gate", "gate_per", "gate_learned"],
     check,
-    one_matrix: |head| !head.gate_learned && head.gate == 1.0,
+    one_matrix: |head, _, _| !head.gate_learned && head.gate == 1.0,
     ..Mode::new(parameters, describe, init)
 };
 

@@ -9,7 +9,7 @@ pub(super) const MODE: Mode = Mode {
     keys: &["rank", "output_factor"],
     check,
     cost: |head, v, d| Cost { per_token: v * head.rank + 2 * head.rank * d, per_step: 0 },
-    one_matrix: |head| head.output_factor == OutputFactor::Shared,
+    one_matrix: |head, _, _| head.output_factor == OutputFactor::Shared,
     ..Mode::new(parameters, describe, init)
 };
 
@@ -47,9 +47,7 @@ fn init(head: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     };
     let (input, output) = match head.output_factor {
         OutputFactor::Shared => (factor("input_factor", Role::Shared), None),
-        OutputFactor::Own => {
-            (factor("input_factor", Role::Input), Some(factor("output_factor", Role::Output)))
-        }
+        OutputFactor::Own => (factor("input_factor", Role::Input), Some(factor("output_factor", Role::Output))),
     };
     Box::new(Factorised { rows: start.parameter("table", rows, [v, r], Role::Shared), input, output })
 }

@@ -4,9 +4,7 @@
 //! per token (PaLM, arXiv 2204.02311).
 
 use burn::tensor::{Int, Tensor};
-use tiebreak_kernels::{
-    LogitMap, Transposed, cross_entropy_gradients_with, cross_entropy_with, product,
-};
+use tiebreak_kernels::{LogitMap, Transposed, cross_entropy_gradients_with, cross_entropy_with, product};
 
 use super::{HeadConfig, Table, TableGradient, Tables};
 use crate::ConfigError;

@@ -1,7 +1,9 @@
 use burn::tensor::Tensor;
 use tiebreak_kernels::{Transposed, product};
 
-use super::{HeadConfig, HeadMode, Cost, Mode, Role, RoleAndShape, Sides, Start, TableParameter, Tables, TablesGradient};
+use super::{
+    Cost, HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, TableParameter, Tables, TablesGradient,
+};
 use crate::ConfigError;
 use crate::rng::Stream;
 
@@ -10,7 +12,7 @@ pub(super) const MODE: Mode = Mode {
     check,
     // Each side's product, once forward and twice backward.
     cost: |head, v, d| Cost { per_token: v * d, per_step: 2 * 3 * v * head.rank * d },
-    one_matrix: |head| head.rank == 0,
+    one_matrix: |head, _, _| head.rank == 0,
     ..Mode::new(parameters, describe, init)
 };
 
@@ -93,7 +95,8 @@ impl HeadMode for LowRankPrivate {
             });
             parts.collect::<Vec<_>>()
         };
-        let private = [own(&self.input, &input_vd, Sides::input), own(&self.output, &output_vd, Sides::output)].concat();
+        let private =
+            [own(&self.input, &input_vd, Sides::input), own(&self.output, &output_vd, Sides::output)].concat();
         std::iter::once(Sides::both(input_vd, output_vd)).chain(private).collect()
     }
 

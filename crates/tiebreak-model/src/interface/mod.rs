@@ -90,8 +90,8 @@ struct Mode {
     check: fn(&HeadConfig, usize, usize) -> Result<(), ConfigError>,
     /// Multiply-adds for V and d.
     cost: fn(&HeadConfig, usize, usize) -> Cost,
-    /// Whether E and U are one matrix to the end.
-    one_matrix: fn(&HeadConfig) -> bool,
+    /// Whether E and U are one matrix to the end, for V and d.
+    one_matrix: fn(&HeadConfig, usize, usize) -> bool,
     /// A role that its parameters have only at first.
     first_role: Option<Role>,
 }
@@ -110,7 +110,7 @@ impl Mode {
             keys: &[],
             check: |_, _, _| Ok(()),
             cost: |_, v, d| Cost { per_token: v * d, per_step: 0 },
-            one_matrix: |_| false,
+            one_matrix: |_, _, _| false,
             first_role: None,
         }
     }
@@ -143,8 +143,8 @@ impl HeadConfig {
     }
 
     /// Whether E and U are one matrix to the end.
-    pub fn one_matrix(&self) -> bool {
-        (self.mode.mode().one_matrix)(self)
+    pub fn one_matrix(&self, vocabulary: usize, d: usize) -> bool {
+        (self.mode.mode().one_matrix)(self, vocabulary, d)
     }
 
     /// One sentence: what is shared, with shapes, for V = `vocabulary` and width `d`.
@@ -157,7 +157,7 @@ impl HeadConfig {
         (self.mode.mode().cost)(self, vocabulary, d)
     }
 
-    /// Builds the configured mode, as it is before the first step.
+    /// Builds the configured mode, as it is before the first step. Fractions of steps have been resolved.
     pub fn init(&self, start: Start) -> Box<dyn HeadMode> {
         let mut mode = (self.mode.mode().init)(self, start);
         mode.after_step(0);

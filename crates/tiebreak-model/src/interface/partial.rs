@@ -4,16 +4,19 @@ use tiebreak_kernels::packed;
 use super::{HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, TableParameter, Tables, TablesGradient};
 use crate::ConfigError;
 
-pub(super) const MODE: Mode =
-    Mode { keys: &["shared_width"], check, ..Mode::new(parameters, describe, init) };
+pub(super) const MODE: Mode = Mode {
+    keys: &["shared_width"],
+    check,
+    one_matrix: |head, _, d| head.shared_width == d,
+    ..Mode::new(parameters, describe, init)
+};
 
 fn check(head: &HeadConfig, _: usize, d: usize) -> Result<(), ConfigError> {
     match head.shared_width <= d {
         true => Ok(()),
-        false => Err(ConfigError(format!(
-            "head.shared_width = {}: expected at most model.d_model = {d}",
-            head.shared_width
-        ))),
+        false => {
+            Err(ConfigError(format!("head.shared_width = {}: expected at most model.d_model = {d}", head.shared_width)))
+        }
     }
 }
 

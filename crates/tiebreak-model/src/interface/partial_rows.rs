@@ -5,12 +5,19 @@ use super::{
 };
 use crate::{ConfigError, Parameter};
 
-pub(super) const MODE: Mode = Mode { keys: &["rows", "rows_which"], check, ..Mode::new(parameters, describe, init) };
+pub(super) const MODE: Mode = Mode {
+    keys: &["rows", "rows_which"],
+    check,
+    one_matrix: |head, v, _| head.rows == v,
+    ..Mode::new(parameters, describe, init)
+};
 
 fn check(head: &HeadConfig, v: usize, _: usize) -> Result<(), ConfigError> {
     match head.rows <= v {
         true => Ok(()),
-        false => Err(ConfigError(format!("head.rows = {}: the vocabulary has {v} ids; expected at most that", head.rows))),
+        false => {
+            Err(ConfigError(format!("head.rows = {}: the vocabulary has {v} ids; expected at most that", head.rows)))
+        }
     }
 }
 

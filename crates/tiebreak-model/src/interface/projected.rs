@@ -4,10 +4,8 @@ use super::{
     Cost, HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, Table, TableParameter, Tables, TablesGradient,
 };
 
-pub(super) const MODE: Mode = Mode {
-    cost: |_, v, d| Cost { per_token: v * d + d * d, per_step: 0 },
-    ..Mode::new(parameters, describe, init)
-};
+pub(super) const MODE: Mode =
+    Mode { cost: |_, v, d| Cost { per_token: v * d + d * d, per_step: 0 }, ..Mode::new(parameters, describe, init) };
 
 fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
     vec![(Role::Shared, [v, d]), (Role::Map, [d, d])]

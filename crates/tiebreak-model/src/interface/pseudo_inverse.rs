@@ -6,7 +6,7 @@ use super::{
     TablesGradient,
 };
 use crate::ConfigError;
-use crate::orthogonal::polar;
+use crate::orthogonal::orthonormal;
 
 pub(super) const MODE: Mode = Mode {
     check,
@@ -41,7 +41,7 @@ fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     let [v, d] = start.shape;
     let length = start.input.iter().map(|x| x * x).sum::<f64>().sqrt();
     let table_vd = Tensor::<2>::from_data(TensorData::new(start.input.clone(), [v, d]), (&Device::flex(), DType::F64));
-    let basis = polar(&table_vd).to_data().iter::<f64>().collect();
+    let basis = orthonormal(&table_vd).to_data().iter::<f64>().collect();
     let packed = d * (d + 1) / 2;
     Box::new(PseudoInverse {
         basis: start.undecayed("basis", basis, [v, d], Role::Shared),
@@ -154,7 +154,7 @@ impl HeadMode for PseudoInverse {
     fn after_step(&mut self, step: u64) -> Vec<Moved> {
         // It starts as a polar factor.
         if step > 0 {
-            self.basis.parameter.value = polar(&self.basis.parameter.value);
+            self.basis.parameter.value = orthonormal(&self.basis.parameter.value);
         }
         vec![]
     }

@@ -15,7 +15,9 @@ fn check(head: &HeadConfig, _: usize, _: usize) -> Result<(), ConfigError> {
     if (0.0..1.0).contains(&at) || ((1.0..=1e12).contains(&at) && at.fract() == 0.0) {
         return Ok(());
     }
-    Err(ConfigError(format!("head.untie_at = {at}: expected a whole number of steps, or a fraction of them from 0 to below 1")))
+    Err(ConfigError(format!(
+        "head.untie_at = {at}: expected a whole number of steps, or a fraction of them from 0 to below 1"
+    )))
 }
 
 fn init(head: &HeadConfig, start: Start) -> Box<dyn HeadMode> {

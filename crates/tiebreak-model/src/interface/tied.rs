@@ -1,6 +1,6 @@
 use super::{HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, TableParameter, Tables, TablesGradient};
 
-pub(super) const MODE: Mode = Mode { one_matrix: |_| true, ..Mode::new(parameters, describe, init) };
+pub(super) const MODE: Mode = Mode { one_matrix: |_, _, _| true, ..Mode::new(parameters, describe, init) };
 
 fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
     vec![(Role::Shared, [v, d])]

@@ -97,7 +97,8 @@ impl ModelConfig {
                  or set model.position = \"learned\""
             ));
         }
-        let positive = [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta), ("embed_scale", self.embed_scale)];
+        let positive =
+            [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta), ("embed_scale", self.embed_scale)];
         for (key, value) in positive {
             if !(value.is_finite() && value > 0.0) {
                 return fail(format!("model.{key} = {value}: expected a positive number"));

@@ -6,7 +6,7 @@
 use burn::tensor::{DType, Tensor};
 use tiebreak_kernels::{Transposed, packed, product, squares};
 use tiebreak_model::interface::{TableGradient, Tables};
-use tiebreak_model::orthogonal::polar;
+use tiebreak_model::orthogonal;
 
 use super::Part;
 
@@ -15,7 +15,7 @@ pub(super) fn rotation(tables: &Tables) -> Tensor<2> {
     let cross_dd = product(&tables.input.formed(), &tables.output.formed(), Transposed::First);
     // Of independent tables the cross product is nearly singular, more than single precision can invert.
     let dtype = cross_dd.dtype();
-    polar(&cross_dd.cast(DType::F64)).cast(dtype)
+    orthogonal::rotation(&cross_dd.cast(DType::F64)).cast(dtype)
 }
 
 /// The weighted loss with R held.

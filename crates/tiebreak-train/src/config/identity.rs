@@ -34,7 +34,8 @@ pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
         LATER.contains(&key) || key.starts_with("aux.") || key.strip_prefix("head.").is_some_and(|key| key != "mode")
     };
     let own = |key: &str| {
-        key.strip_prefix("head.").is_some_and(|key| !["logit_softcap", "z_loss"].contains(&key) && config.head.uses(key))
+        key.strip_prefix("head.")
+            .is_some_and(|key| !["logit_softcap", "z_loss"].contains(&key) && config.head.uses(key))
     };
     keys.retain(|key, value| own(key) || !later(key) || defaults.get(key) != Some(value));
     keys.retain(|key, _| match key.as_str() {

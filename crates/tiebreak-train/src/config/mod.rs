@@ -286,7 +286,11 @@ impl RunConfig {
             ));
         }
         if o.table_warmup_steps > 1 << 40 {
-            return fail(format!("optim.table_warmup_steps = {}: expected at most {}", o.table_warmup_steps, 1u64 << 40));
+            return fail(format!(
+                "optim.table_warmup_steps = {}: expected at most {}",
+                o.table_warmup_steps,
+                1u64 << 40
+            ));
         }
         if t.micro_batch_size > 0 && !t.batch_size.is_multiple_of(t.micro_batch_size) {
             return fail(format!(
@@ -345,7 +349,7 @@ impl RunConfig {
                  reach, and AdamW undoes the scale of a whole gradient: remove the key, or choose a mode such as \"tied\""
             ));
         }
-        if self.aux.symmetry > 0.0 && head.one_matrix() {
+        if self.aux.symmetry > 0.0 && head.one_matrix(vocabulary, d) {
             return fail(format!(
                 "aux.symmetry = {}: with head.mode = \"{name}\" E and U are one matrix, whose distance from itself is 0: remove the \
                  key, or choose a mode such as \"untied\"",

@@ -92,7 +92,10 @@ impl InterveneConfig {
         }
         let rules = self.rules();
         if rules.len() > 1 {
-            return fail(format!("intervene.{} and intervene.{} set the same factor: keep one of them", rules[0], rules[1]));
+            return fail(format!(
+                "intervene.{} and intervene.{} set the same factor: keep one of them",
+                rules[0], rules[1]
+            ));
         }
         if (self.balance_target > 0.0 || self.learned) && !self.input_scale.is_one() {
             return fail(format!("intervene.input_scale is decided by intervene.{}: remove one of the two", rules[0]));
