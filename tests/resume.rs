@@ -440,7 +440,26 @@ fn every_head_mode_resumes() {
         let whole = place.train(&format!("{name}-whole"), &more).expect(0).folder(&place);
         let (_, _) = interrupted(&place, &name, &more, 21, libc::SIGKILL);
         assert_same(&resume(&place, &name, &more), &whole, &name);
+        is_loaded_as_it_was_kept(&whole);
     }
+}
+
+/// What is loaded from the last checkpoint, without a look at the data, is the pair that was kept at that step.
+fn is_loaded_as_it_was_kept(run: &RunDir) {
+    use tiebreak_model::{Model, Placement};
+    let device = burn::tensor::Device::flex();
+    let config = tiebreak_train::config::load(&run.0.join("config.toml"), &[]).unwrap().config;
+    let (context, at) = (config.data.context_length, Placement::f32(&device));
+    let mut model = Model::init(&config.model, &config.head, 300, context, config.seed, &at);
+    let last = *run.checkpoints().last().unwrap();
+    let folder = run.0.join(format!("checkpoints/step-{last}"));
+    tiebreak_train::checkpoint::load_model(&folder, &mut model, &device).unwrap();
+    let kept = run.0.join(format!("tables/step-{last}.safetensors"));
+    let kept = tiebreak_train::tensors::read(&kept, &device).unwrap();
+    let (pair, host) = (model.interface.pair(), tiebreak_train::step::host::<2>);
+    assert_eq!(host(&pair.input_vd), host(&kept["input"]), "{}", run.0.display());
+    assert_eq!(host(&pair.output_vd), host(kept.get("output").unwrap_or(&kept["input"])), "{}", run.0.display());
+    assert_eq!(kept.contains_key("output"), !model.interface.one_matrix());
 }
 
 #[test]
