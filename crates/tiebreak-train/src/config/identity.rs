@@ -30,14 +30,15 @@ pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
     flatten("", serde_json::to_value(config).unwrap_or_default(), &mut keys);
     let mut defaults = BTreeMap::new();
     flatten("", serde_json::to_value(RunConfig::default()).unwrap_or_default(), &mut defaults);
-    let later = |key: &str| {
-        LATER.contains(&key) || key.starts_with("aux.") || key.strip_prefix("head.").is_some_and(|key| key != "mode")
-    };
-    let own = |key: &str| {
-        key.strip_prefix("head.")
-            .is_some_and(|key| !["logit_softcap", "z_loss"].contains(&key) && config.head.uses(key))
-    };
-    keys.retain(|key, value| own(key) || !later(key) || defaults.get(key) != Some(value));
+    keys.retain(|key, value| {
+        let changed = defaults.get(key) != Some(value);
+        match key.strip_prefix("head.") {
+            Some("mode") => true,
+            Some("logit_softcap" | "z_loss") => changed,
+            Some(own) => config.head.uses(own),
+            None => changed || !(LATER.contains(&key.as_str()) || key.starts_with("aux.")),
+        }
+    });
     keys.retain(|key, _| match key.as_str() {
         "name" | "threads" | "device" | "data.corpus" | "data.fallback" | "data.tokenizer" | "eval.every" => false,
         "log.tables_at" | "log.provenance_every" => true,
