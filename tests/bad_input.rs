@@ -1,6 +1,6 @@
 //! Bad input of every kind: exit 2, one message with file, key, found and expected, nothing on stdout, nothing written.
 
-use crate::harness::{Place, Said, TINY, signal};
+use crate::harness::{Place, Said, TINY, binary, signal};
 
 /// What a refusal must be; `parts` must all be in the message.
 fn check(place: &Place, what: &str, args: &[&str], parts: &[&str], failures: &mut Vec<String>) {
@@ -71,7 +71,7 @@ fn configuration() {
         ("[model]\ninit = \"zeros\"", &["model.init", "zeros", "mitchell", "normal"]),
         ("[schedule]\nkind = \"step\"", &["schedule.kind", "step", "cosine", "linear", "constant"]),
         ("[intervene]\nposition = \"during\"", &["intervene.position", "during", "before_clip", "after_clip"]),
-        ("[train]\nprecision = \"bf16\"", &["train.precision", "bf16", "f32"]),
+        ("[train]\nprecision = \"fp8\"", &["train.precision", "fp8", "f32", "bf16"]),
         // Ranges.
         ("[optim]\nlr = nan", &["optim.lr = NaN", "expected a number from 0"]),
         ("[optim]\nlr = inf", &["optim.lr = inf", "expected a number from 0"]),
@@ -184,10 +184,12 @@ fn configuration() {
         ("[aux]\nsymmetry = 1.0", &["aux.symmetry = 1", "\"tied\"", "one matrix", "untied"]),
         ("[aux]\nsymmetry_refresh = 0", &["aux.symmetry_refresh = 0", "expected 1 to"]),
         ("[aux]\nsymetry = 1.0", &["unknown key symetry in [aux]", "did you mean aux.symmetry"]),
-        ("[probe]\nevery = 10", &["[probe]", "no probes"]),
-        ("[probe]\nreference = [\"other\"]", &["[probe]", "no probes"]),
-        ("[lens]\nafter_training = true", &["[lens]", "no lenses"]),
-        ("[lens]\nrecipe = \"bogus\"", &["[lens]", "no lenses"]),
+        ("[probe]\nevery = -1", &["probe.every", "-1"]),
+        ("[probe]\npermutations = 1000000", &["probe.permutations = 1000000", "expected 0 to 100000"]),
+        ("[probe]\nreference = [\"\"]", &["probe.reference", "empty name"]),
+        ("[lens]\nafter_training = 1", &["lens.after_training", "boolean"]),
+        ("[lens]\nrecipe = \"bogus\"", &["lens.recipe", "bogus", "converged", "paper"]),
+        ("[lens]\ntrain_tokens = 5", &["lens.train_tokens = 5", "one window"]),
         // Names of data.
         ("[data]\ncorpus = \"sotuu\"", &["data.corpus", "sotuu", "did you mean \"sotu\"", "synthetic"]),
         ("[data]\ncorpus = \"\"", &["data.corpus", "empty"]),
@@ -454,7 +456,7 @@ fn sweeps() {
             change("\"eval/ppl\"", "\"grad/output_over_inptu\""),
             &["sweep.metric", "did you mean \"grad/output_over_input\""],
         ),
-        (change("\"eval/ppl\"", "\"align/cca\""), &["sweep.metric", "align/cca", "no such tag", "eval/ppl"]),
+        (change("\"eval/ppl\"", "\"align/cca\""), &["sweep.metric", "align/cca", "no such tag", "eval/{loss,ppl"]),
         (change("run.toml", "none.toml"), &["sweep.base", "none.toml"]),
         (change("base = \"run.toml\"\n", ""), &["sweep.base is missing"]),
         (change("name = \"s\"", "name = \"a/b\""), &["sweep.name", "a/b"]),
@@ -564,5 +566,161 @@ fn comparisons() {
     ] {
         check(&place, "compare", args, parts, &mut failures);
     }
+    report(failures);
+}
+
+/// Changes what follows the header of a safetensors file.
+fn overwrite(path: &std::path::Path, change: impl Fn(&mut [u8])) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    change(&mut bytes[8 + header..]);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Tables that cannot be compared, or not be measured.
+#[test]
+fn probed_tables() {
+    let place = Place::new();
+    place.write("file", "x");
+    let train = |out: &str, more: &[&str]| {
+        place.train(out, &[&["--set", "train.steps=3"], more].concat()).expect(0).folder(&place)
+    };
+    let table = |run: &crate::harness::RunDir| run.0.join("tables/step-3.safetensors");
+    let (tied, untied) = (train("tied", &[]), train("untied", &["--set", "head.mode=untied", "--set", "seed=1"]));
+    let [tied_path, untied_path] = [&tied, &untied].map(|run| run.0.to_str().unwrap().to_owned());
+    let other_bytes = train("bytes", &["--set", "data.tokenizer=bytes", "--set", "seed=2"]).0;
+    let split = train("split", &["--set", "data.validation_fraction=0.2"]).0;
+    let wide = train("wide", &["--set", "model.d_model=32"]).0;
+    // More columns than ids that occur.
+    let narrow_text = ["--set", "data.tokenizer=bytes", "--set", "model.d_model=64", "--set", "head.mode=untied"];
+    let few = train("few", &narrow_text).0;
+    let no_tables = train("no-tables", &[]);
+    std::fs::remove_dir_all(no_tables.0.join("tables")).unwrap();
+    let (nan, zero, cut) = (train("nan", &[]), train("zero", &[]), train("cut", &[]));
+    overwrite(&table(&nan), |data| data.chunks_exact_mut(4).for_each(|x| x.copy_from_slice(&f32::NAN.to_le_bytes())));
+    overwrite(&table(&zero), |data| data.fill(0));
+    let whole = std::fs::read(table(&cut)).unwrap();
+    std::fs::write(table(&cut), &whole[..whole.len() - 1]).unwrap();
+    let foreign = train("foreign", &[]);
+    std::fs::copy(wide.join("tables/step-3.safetensors"), table(&foreign)).unwrap();
+    let torn = train("torn", &[]);
+    std::fs::write(torn.0.join("env.json"), "{").unwrap();
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let (split, wide, few, other_bytes) = (text(&split), text(&wide), text(&few), text(&other_bytes));
+    let [no_tables, nan, zero, cut, foreign, torn] =
+        [no_tables, nan, zero, cut, foreign, torn].map(|run| run.0.to_str().unwrap().to_owned());
+    let mut failures = Vec::new();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["none"], &["none", "no run", "config.toml"]),
+        (&["file"], &["file", "no run"]),
+        (&[&no_tables], &[&no_tables, "has kept no tables"]),
+        (&[&tied_path, "--step", "2"], &[&tied_path, "no tables of step 2", "steps 0, 3", "log.tables_at"]),
+        (&[&tied_path, &other_bytes], &["tokenizer or data differ", "tokenizer", &other_bytes]),
+        (&[&tied_path, &split], &["tokenizer or data differ", "tokenizer or data differ"]),
+        (&[&untied_path, &wide], &["{16, 32} columns", "identity needs equal widths", "--only knn"]),
+        (&[&few], &[":input", "64 columns", "a map of that many columns fits anything"]),
+        (&[&nan], &["row", "holds NaN", "expected finite numbers"]),
+        (&[&zero], &["row", "all zeros"]),
+        (&[&nan, &untied_path, "--only", "knn"], &[":tied", "row", "holds NaN"]),
+        (&[&cut], &["step-3.safetensors", "not a whole safetensors file"]),
+        (&[&foreign], &["step-3.safetensors", "input is 300 x 32", "300 x 16", "another model"]),
+        (&[&torn], &["env.json", "not a run's record"]),
+        (&[&tied_path, "--only", "alignmnet"], &["--only alignmnet", "did you mean \"alignment\"", "norm_frequency"]),
+        (&[&tied_path, "--permutations", "100000"], &["permutations = 100000", "at most 10000"]),
+        (&[&tied_path, "--pairs", "some"], &["--pairs", "some", "all"]),
+        (&[], &["RUN"]),
+    ];
+    for (args, parts) in cases {
+        let args = [&["probe"], *args].concat();
+        check(&place, "probe", &args, parts, &mut failures);
+    }
+    // What needs no map does without more rows than columns, and neighbours without one width.
+    place.tiebreak(&["probe", &few, "--only", "knn,geometry,evolution,norm_frequency"]).expect(0);
+    place.tiebreak(&["probe", &untied_path, &wide, "--only", "knn"]).expect(0);
+    // The text that gave the counts has changed.
+    let text = std::fs::read_to_string(place.path("text.jsonl")).unwrap();
+    place.write("text.jsonl", text + "{\"text\": \"one more document\"}\n");
+    check(
+        &place,
+        "changed",
+        &["probe", &tied_path],
+        &[&tied_path, "no longer what the run was trained on"],
+        &mut failures,
+    );
+    report(failures);
+}
+
+/// `generate` and `lens show`: options, prompts and runs.
+#[test]
+fn looking_into_a_run() {
+    let (place, mut failures) = (Place::new(), Vec::new());
+    let run = place.train("out", &[]).expect(0).folder(&place).0.display().to_string();
+    place.write_run("bytes.toml", "[data]\ntokenizer = \"bytes\"");
+    let bytes =
+        place.tiebreak(&["train", "bytes.toml", "--out", "bytes"]).expect(0).folder(&place).0.display().to_string();
+    place.write("empty.jsonl", "");
+    place.write("broken.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
+    place.write("other.jsonl", "{\"prompt\": \"a\", \"seed\": 1}\n");
+    place.write("latin.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"caf\xe9\"}\n");
+    let generate: &[(&[&str], &[&str])] = &[
+        (&["--prompt", "a", "--temperature", "0"], &["--temperature 0", "above 0", "--greedy"]),
+        (&["--prompt", "a", "--temperature", "-1"], &["--temperature -1", "above 0"]),
+        (&["--prompt", "a", "--temperature", "nan"], &["--temperature NaN", "above 0"]),
+        (&["--prompt", "a", "--top-p", "0"], &["--top-p 0", "at most 1"]),
+        (&["--prompt", "a", "--top-p", "1.01"], &["--top-p 1.01", "at most 1"]),
+        (&["--prompt", "a", "--top-p", "-0.5"], &["--top-p -0.5", "at most 1"]),
+        (&["--prompt", "a", "--top-k", "0"], &["--top-k 0", "at least 1"]),
+        (&["--prompt", "a", "--top-k", "-3"], &["-3", "--top-k"]),
+        (&["--prompt", "a", "--greedy", "--temperature", "1"], &["--greedy", "--temperature"]),
+        (&["--prompt", "a", "--prompts", "x"], &["--prompt", "--prompts"]),
+        (&[], &["--prompt"]),
+        (&["--prompt", "a", "--step", "5"], &["no checkpoint of step 5", "56, 60"]),
+        (&["--prompts", "none.jsonl"], &["none.jsonl", "cannot be read"]),
+        (&["--prompts", "empty.jsonl"], &["empty.jsonl", "empty", "{\"prompt\": TEXT}"]),
+        (&["--prompts", "broken.jsonl"], &["broken.jsonl:2", "{\"prompt\": TEXT}"]),
+        (&["--prompts", "other.jsonl"], &["other.jsonl:1", "seed"]),
+        (&["--prompts", "latin.jsonl"], &["latin.jsonl:2", "no UTF-8"]),
+    ];
+    for (args, parts) in generate {
+        check(&place, "generate", &[&["generate", &run], *args].concat(), parts, &mut failures);
+    }
+    check(&place, "generate", &["generate", "out", "--prompt", "a"], &["out", "no run"], &mut failures);
+    let long = "rain ".repeat(100);
+    let show: &[(&[&str], &[&str])] = &[
+        (&["--text", "a", "--kind", "tuned"], &["no tuned lens", "step 60", "tiebreak lens train", "converged"]),
+        (&["--text", "a", "--step", "5"], &["no checkpoint of step 5", "56, 60"]),
+        (&["--text", ""], &["--text", "no tokens"]),
+        (&["--text", &long], &["--text", "reads at most 16", "shorten"]),
+        (&["--text", "a", "--width", "3"], &["--width 3", "at least 20"]),
+        (&["--text", "a", "--view", "kll"], &["kll", "--view"]),
+        (&["--text", "a", "--svg", "none/x.svg"], &["none/x.svg", "no such folder"]),
+        (&["--text", "a", "--png", "out"], &["out", "folder"]),
+        (&[&bytes, "--text", "a"], &["different tokenizers", "bpe:300", "bytes"]),
+        (&[&bytes, &run, "--text", "a"], &["no more were expected"]),
+        (&[], &["--text"]),
+    ];
+    for (args, parts) in show {
+        check(&place, "lens show", &[&["lens", "show", &run], *args].concat(), parts, &mut failures);
+    }
+    #[cfg(unix)]
+    for (option, args) in
+        [("--prompt", &["generate", &run, "--prompt"][..]), ("--text", &["lens", "show", &run, "--text"])]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let said = Said::of(place.command(binary()).args(args).arg(std::ffi::OsStr::from_bytes(b"caf\xe9")));
+        if let Some(wrong) = problem(&said, &[option, "no UTF-8", "byte 3"]) {
+            failures.push(format!("{args:?}: {wrong}; stderr:\n{}", said.stderr));
+        }
+    }
+    // Other text trains another tokenizer, whose ids stand for something else.
+    place.write("text.jsonl", std::fs::read_to_string(place.path("text.jsonl")).unwrap().replace("river", "winter"));
+    check(&place, "tokenizer", &["generate", &run, "--prompt", "a"], &["another tokenizer", "bpe:300"], &mut failures);
+    check(
+        &place,
+        "tokenizer",
+        &["lens", "show", &run, "--text", "a"],
+        &["another tokenizer", "bpe:300"],
+        &mut failures,
+    );
     report(failures);
 }

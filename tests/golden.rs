@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde::Deserialize;
+use tiebreak_kernels::Precision;
 use tiebreak_model::interface::HeadConfig;
 use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::RunConfig;
@@ -125,7 +126,8 @@ impl Golden {
         let mut model = self.model(dtype);
         let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
         let steps = (0..self.batches.len()).map(|i| {
-            let gradients = gradients(&model, &[self.batch(i)], config.intervene.paper_output_scale, false);
+            let gradients =
+                gradients(&model, &[self.batch(i)], config.intervene.paper_output_scale, Precision::F32, false);
             let loss = gradients.loss;
             let done = update(&mut model, &mut adam, &mut Memory::default(), gradients, config, i as u64 + 1, i == 3);
             assert!(done.nonfinite.is_empty());
@@ -165,7 +167,7 @@ fn every_gradient(dtype: DType, tolerance: f64) {
     for case in CASES {
         let golden = golden(case);
         let model = golden.model(dtype);
-        let found = gradients(&model, &[golden.batch(0)], 1.0, false);
+        let found = gradients(&model, &[golden.batch(0)], 1.0, Precision::F32, false);
         let whole = found.whole.expect("whole tables");
         let near = |what: &str, found: &[f64], expected: &[f64]| {
             assert_near(&format!("{case} {what}"), found, expected, tolerance)

@@ -1,7 +1,7 @@
 //! Numbers that must always hold, for every head mode.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
-use tiebreak_kernels::{Transposed, product};
+use tiebreak_kernels::{Precision, Transposed, product};
 use tiebreak_model::interface::{
     GatePer, Head, HeadConfig, ModeKind, OutputFactor, Role, RowsWhich, Sides, Table, TableGradient,
 };
@@ -162,7 +162,7 @@ fn pullback_is_the_gradient(dtype: DType, tolerance: f64) {
         let (loss, expected) = autodiff_gradients(shaken(&head, dtype), &batch);
         for whole in [false, true] {
             let model = shaken(&head, dtype);
-            let found = gradients(&model, std::slice::from_ref(&batch), 1.0, whole);
+            let found = gradients(&model, std::slice::from_ref(&batch), 1.0, Precision::F32, whole);
             assert!((found.loss - loss).abs() <= tolerance * loss, "{head:?}: {} {loss}", found.loss);
             assert!(!whole || found.whole.is_some());
             let tables = model.interface.pullback(found.tables).into_iter().map(Sides::sum);
@@ -187,8 +187,10 @@ fn pullback_is_the_autodiff_gradient_of_every_parameter_in_f32() {
 #[test]
 fn columns_of_the_output_gradient_sum_to_zero() {
     for head in heads() {
-        let output_vd =
-            gradients(&model_of(&head, DType::F64), &[batch(3, "columns")], 1.0, true).whole.unwrap().output_vd;
+        let output_vd = gradients(&model_of(&head, DType::F64), &[batch(3, "columns")], 1.0, Precision::F32, true)
+            .whole
+            .unwrap()
+            .output_vd;
         let largest = host(&output_vd).into_iter().fold(0f64, |m, x| m.max(x.abs()));
         for sum in host(&output_vd.sum_dim(0)) {
             assert!(sum.abs() < 1e-13 * V as f64 * largest, "{head:?}: {sum:e}");
@@ -204,7 +206,7 @@ fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
     let mut model = model(ModeKind::Tied, DType::F32);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     let before = bits(&model);
-    let found = gradients(&model, &[batch(3, "tied")], 1.0, false);
+    let found = gradients(&model, &[batch(3, "tied")], 1.0, Precision::F32, false);
     update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, false);
     assert_ne!(before[0].1, bits(&model)[0].1, "the table moved");
     let pair = model.interface.pair();
@@ -257,7 +259,7 @@ fn controlled(mode: ModeKind, input_scale: f64, output_scale: f64) -> Vec<(Strin
     let mut model = model(mode, DType::F32);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     for step in 1..=3 {
-        let found = gradients(&model, &[batch(3, &format!("control {step}"))], 1.0, false);
+        let found = gradients(&model, &[batch(3, &format!("control {step}"))], 1.0, Precision::F32, false);
         update(&mut model, &mut adam, &mut Memory::default(), found, &config, step, false);
     }
     bits(&model)
@@ -273,8 +275,8 @@ fn a_power_of_two_on_a_whole_gradient_changes_no_bit() {
 #[test]
 fn paper_output_scale_scales_the_trunk_and_both_sides() {
     let model = model(ModeKind::Tied, DType::F64);
-    let plain = gradients(&model, &[batch(3, "paper")], 1.0, true);
-    let scaled = gradients(&model, &[batch(3, "paper")], 0.5, true);
+    let plain = gradients(&model, &[batch(3, "paper")], 1.0, Precision::F32, true);
+    let scaled = gradients(&model, &[batch(3, "paper")], 0.5, Precision::F32, true);
     assert_eq!(plain.loss, scaled.loss);
     let all =
         |g: tiebreak_train::step::Gradients| [vec![g.tables.input.rows_vr, g.tables.output.rows_vr], g.trunk].concat();
@@ -294,8 +296,8 @@ fn micro_batches_of_unequal_length_equal_one_batch() {
         };
         let model = shaken(&head, DType::F64);
         for whole in [false, true] {
-            let parts = gradients(&model, &[a.clone(), b.clone()], 1.0, whole);
-            let joined = gradients(&model, std::slice::from_ref(&joined), 1.0, whole);
+            let parts = gradients(&model, &[a.clone(), b.clone()], 1.0, Precision::F32, whole);
+            let joined = gradients(&model, std::slice::from_ref(&joined), 1.0, Precision::F32, whole);
             assert!((parts.loss - joined.loss).abs() < 1e-12);
             let all = |g: tiebreak_train::step::Gradients| {
                 let side = |g: TableGradient| [Some(g.rows_vr), g.map_rd];
@@ -332,7 +334,7 @@ fn thread_count_changes_no_bit() {
             let (mut adam, mut memory) = (AdamW::new([0.9, 0.95], 1e-8), Memory::default());
             for step in 1..=3 {
                 let batch = MicroBatch { inputs: ids(3), targets: ids(7), context: 64 };
-                let found = gradients(&model, &[batch], 1.0, step != 2);
+                let found = gradients(&model, &[batch], 1.0, Precision::F32, step != 2);
                 update(&mut model, &mut adam, &mut memory, found, &run_config, step, step != 2);
             }
             bits(&model)
@@ -357,8 +359,13 @@ fn chunks_of_the_head_equal_the_whole() {
     let (h_nd, u_vd) = (random(n), random(v));
     let targets: Vec<i32> = (0..n as i32).map(|i| i * i % v as i32).collect();
     let targets = |device: &Device| Tensor::<1, Int>::from_data(TensorData::new(targets.clone(), [n]), device);
-    let found =
-        tiebreak_kernels::cross_entropy_gradients(h_nd.clone(), &u_vd, targets(&Device::flex()), 1.0 / n as f64);
+    let found = tiebreak_kernels::cross_entropy_gradients(
+        h_nd.clone(),
+        &u_vd,
+        targets(&Device::flex()),
+        1.0 / n as f64,
+        Precision::F32,
+    );
     let nats = tiebreak_kernels::cross_entropy(h_nd.clone(), &u_vd, targets(&Device::flex()));
     assert_eq!(host(&nats), host(&found.nats_n));
 
@@ -414,7 +421,7 @@ fn changes(mode: ModeKind, change: impl Fn(&mut RunConfig)) -> std::collections:
     let mut model = model(mode, DType::F64);
     let before: Vec<Vec<f64>> = model.parameters().iter().map(|p| host(&p.value)).collect();
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
-    let found = gradients(&model, &[batch(3, "roles")], 1.0, false);
+    let found = gradients(&model, &[batch(3, "roles")], 1.0, Precision::F32, false);
     update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, false);
     let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
     let after = model.parameters().into_iter().zip(before);
@@ -466,8 +473,8 @@ fn decay_reaches_matrices_and_tables_only_if_asked() {
 fn the_papers_quantities_are_those_of_the_last_micro_batch_in_units_of_the_whole_step() {
     let (a, b) = (batch(1, "first"), batch(3, "last"));
     let model = model(ModeKind::Tied, DType::F64);
-    let alone = gradients(&model, std::slice::from_ref(&b), 1.0, true).whole.unwrap();
-    let both = gradients(&model, &[a, b], 1.0, true).whole.unwrap();
+    let alone = gradients(&model, std::slice::from_ref(&b), 1.0, Precision::F32, true).whole.unwrap();
+    let both = gradients(&model, &[a, b], 1.0, Precision::F32, true).whole.unwrap();
     // Alone, the last micro-batch is 3 T tokens; in the step it is 3 T of 4 T.
     assert!(relative(&host(&both.last.0), &host(&alone.last.0.mul_scalar(0.75))) < 1e-12);
     assert!(relative(&host(&both.last.1), &host(&alone.output_vd.mul_scalar(0.75))) < 1e-12);
@@ -499,7 +506,7 @@ fn trained(head: &HeadConfig, whole: bool, change: impl Fn(&mut RunConfig, &mut 
     let (mut adam, mut memory) = (AdamW::new(config.optim.betas, config.optim.eps), Memory::default());
     let mut losses = Vec::new();
     for step in 1..=3 {
-        let found = gradients(&model, &[batch(3, &format!("reduction {step}"))], 1.0, whole);
+        let found = gradients(&model, &[batch(3, &format!("reduction {step}"))], 1.0, Precision::F32, whole);
         losses.push(found.loss.to_bits());
         let done = update(&mut model, &mut adam, &mut memory, found, &config, step, whole);
         assert!(done.nonfinite.is_empty());
@@ -569,7 +576,7 @@ fn untying_changes_no_bit_of_the_loss_and_copies_the_moments() {
     let tied = model_of(&with(ModeKind::TieThenUntie, |h| h.untie_at = 9.0), DType::F32);
     let mut other = (tied, AdamW::new(config.optim.betas, config.optim.eps));
     let step = |model: &mut Model, adam: &mut AdamW, step: u64| {
-        let found = gradients(model, &[batch(3, &format!("switch {step}"))], 1.0, false);
+        let found = gradients(model, &[batch(3, &format!("switch {step}"))], 1.0, Precision::F32, false);
         update(model, adam, &mut Memory::default(), found, &config, step, false);
     };
     for i in 1..=2 {
@@ -577,7 +584,7 @@ fn untying_changes_no_bit_of_the_loss_and_copies_the_moments() {
         step(&mut other.0, &mut other.1, i);
     }
     assert!(!model.interface.one_matrix() && other.0.interface.one_matrix());
-    let loss = |model: &Model| gradients(model, &[batch(3, "switch 3")], 1.0, false).loss.to_bits();
+    let loss = |model: &Model| gradients(model, &[batch(3, "switch 3")], 1.0, Precision::F32, false).loss.to_bits();
     assert_eq!(loss(&model), loss(&other.0));
     assert!(!adam.moments().contains_key("table"));
     for path in ["input_table", "output_table"] {
@@ -603,7 +610,7 @@ fn a_pseudo_inverse_stays_one_for_500_steps() {
         assert!((norm(&start.input_vd) / norm(&tied.input_vd) - 1.0).abs() < 1e-5, "as long as the table of tied");
         let mut worst = 0f64;
         for step in 1..=500 {
-            let found = gradients(&model, &[batch(2, &format!("inverse {step}"))], 1.0, false);
+            let found = gradients(&model, &[batch(2, &format!("inverse {step}"))], 1.0, Precision::F32, false);
             update(&mut model, &mut adam, &mut memory, found, &config, step, false);
             let pair = model.interface.pair();
             let product_dd = product(&pair.output_vd, &pair.input_vd, Transposed::First);
@@ -682,7 +689,7 @@ fn scales_do_not_touch_an_auxiliary_loss() {
         config.intervene.position = place;
         let mut model = model(ModeKind::Tied, DType::F64);
         let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
-        let found = gradients(&model, &[batch(3, "aux")], 1.0, true);
+        let found = gradients(&model, &[batch(3, "aux")], 1.0, Precision::F32, true);
         let done = update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, true);
         let [input, output] = done.auxiliary.unwrap().1.unwrap();
         assert!(input > 0.0 && output > 0.0);
@@ -730,7 +737,7 @@ fn logits_of_factors_bias_and_softcap_are_those_of_the_formed_table() {
 #[test]
 fn tables_in_factors_are_formed_only_where_that_is_cheaper_or_asked_for() {
     let formed = |mode: ModeKind, sequences: usize, whole: bool| {
-        gradients(&model(mode, DType::F32), &[batch(sequences, "formed")], 1.0, whole).whole.is_some()
+        gradients(&model(mode, DType::F32), &[batch(sequences, "formed")], 1.0, Precision::F32, whole).whole.is_some()
     };
     // 21 and 28 tokens, around V = 23.
     for (mode, few, many) in [(ModeKind::Tied, true, true), (ModeKind::Factorised, false, false)] {

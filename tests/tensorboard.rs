@@ -6,8 +6,13 @@ use std::io::Write;
 use std::path::Path;
 
 use serde_json::Value;
+use tiebreak_train::track::{TensorBoard, Tracker};
 
 use crate::harness::{Place, RunDir, Said, wait_until};
+
+/// A PNG of three colours in two rows.
+const THREE_BY_TWO: &[u8] = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR\x00\x00\x00\x03\x00\x00\x00\x02\x08\x02\x00\x00\x00\x12\x16\xf1M\x00\x00\x00\
+\x10IDATx\xdac\xf8\xcf\xc0\xc0\x00\xc1p\x16\x00;\xd8\x05\xfb6\x11\x98\xea\x00\x00\x00\x00IEND\xaeB`\x82";
 
 /// The step-by-step values of one reader.
 type Series = BTreeMap<String, BTreeMap<u64, f64>>;
@@ -109,12 +114,21 @@ fn tensorboard_reads_every_kind_of_run() {
     let killed = kill_at("killed", &["--set", "train.steps=10000"], 50);
     let wild = ["--set", "optim.lr=1000", "--set", "optim.clip_norm=0"];
     let diverged = train("diverged", &wild).expect(1).folder(&place);
+    let probes = ["head.mode=untied", "probe.every=20", "probe.permutations=2", "log.histograms_every=20"];
+    let probes: Vec<&str> = probes.into_iter().flat_map(|set| ["--set", set]).collect();
+    let probed = train("probed", &probes).expect(0).folder(&place);
+    // Pictures are made later, into a folder of their own.
+    std::fs::create_dir_all(place.path("tb/figures")).unwrap();
+    let mut figures = TensorBoard::open(&place.path("tb/figures"), None).unwrap();
+    figures.image(600, "figure/flag", THREE_BY_TWO).unwrap();
+    figures.sync().unwrap();
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/read_events.py");
     let said = Said::of(place.command(python).arg(script).arg(place.path("tb"))).expect(0);
     let read: Value = serde_json::from_str(&said.stdout).unwrap();
     let folders: Vec<&String> = read["runs"].as_object().unwrap().keys().collect();
-    assert_eq!(folders.len(), 4, "one run per folder: {folders:?}");
+    assert_eq!(folders.len(), 6, "one run per folder: {folders:?}");
+    assert_eq!(read["runs"]["figures"]["images"]["figure/flag"], serde_json::json!([[600, 3, 2]]));
     let of = |run: &RunDir| -> &Value {
         let name = run.0.strip_prefix(place.path("tb")).unwrap().to_str().unwrap();
         &read["runs"][name]
@@ -123,6 +137,7 @@ fn tensorboard_reads_every_kind_of_run() {
         ("finished", &finished, "STATUS_SUCCESS"),
         ("resumed", &resumed, "STATUS_SUCCESS"),
         ("diverged", &diverged, "STATUS_FAILURE"),
+        ("probed", &probed, "STATUS_SUCCESS"),
         ("killed", &killed, "STATUS_UNKNOWN"),
     ] {
         let found = of(run);
@@ -155,4 +170,9 @@ fn tensorboard_reads_every_kind_of_run() {
     {
         assert_eq!(of(&finished)["histograms"][tag], rows, "{tag}");
     }
+    // One cosine for each id that occurs in the training split.
+    let tokens = &of(&probed)["histograms"]["align/input_to_output/procrustes_tokens"];
+    let seen = tokens[0][1].as_f64().unwrap();
+    assert!((200.0..=300.0).contains(&seen), "{tokens}");
+    assert_eq!(*tokens, Value::from([20, 40, 60].map(|step| serde_json::json!([step, seen])).to_vec()));
 }

@@ -18,9 +18,23 @@ pub struct Report {
     vocabulary: usize,
     d_model: usize,
     parameters: ParameterCount,
+    tables: Tables,
     /// Training, 2 per multiply-add, matrix products only, the head's product in every mode.
     flops_per_token: usize,
     memory: Vec<MemoryLine>,
+}
+
+/// What the token interface costs.
+#[derive(Serialize)]
+struct Tables {
+    /// Parameters of every table and map of the head mode.
+    parameters: usize,
+    /// Of all parameters.
+    share: f64,
+    /// Two tables of their own: 2 V d.
+    two_tables: usize,
+    /// What the mode saves against them; below 0, what it costs.
+    saved: i64,
 }
 
 /// Reports on a run's folder or a run configuration.
@@ -56,15 +70,22 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
 fn report(config: &RunConfig, vocabulary: usize) -> Report {
     let (model, context) = (&config.model, config.data.context_length);
     let parameters = model.count(&config.head, vocabulary, context);
-    let step_tokens = config.train.batch_size * context;
+    let (interface, two_tables) = (parameters.embedding + parameters.head, 2 * vocabulary * model.d_model);
+    let tables = Tables {
+        parameters: interface,
+        share: interface as f64 / parameters.unique as f64,
+        two_tables,
+        saved: two_tables as i64 - interface as i64,
+    };
     Report {
         head_mode: config.head.mode,
         describes: config.head.describe(vocabulary, model.d_model),
         vocabulary,
         d_model: model.d_model,
         parameters,
-        flops_per_token: model.flops_per_token(&config.head, vocabulary, context, step_tokens),
-        memory: model.memory(parameters, vocabulary, config.train.micro_batch_size * context),
+        tables,
+        flops_per_token: config.flops_per_token(vocabulary),
+        memory: model.memory(&config.head, vocabulary, context, config.train.micro_batch_size * context),
     }
 }
 
@@ -72,11 +93,22 @@ impl Report {
     /// For people.
     pub fn to_text(&self) -> String {
         let ParameterCount { unique, embedding, head, trunk } = self.parameters;
-        let share = 100.0 * (embedding + head) as f64 / unique as f64;
+        let (v, d, tables) = (self.vocabulary, self.d_model, &self.tables);
+        let saves = match tables.saved {
+            0 => "this mode saves nothing".into(),
+            saved if saved > 0 => format!("this mode saves {saved}"),
+            cost => format!("this mode costs {} more", -cost),
+        };
         let mut text = format!(
-            "{}\nparameters  {unique} (embedding {embedding}, head {head}, trunk {trunk}); the tables are {share:.1} %\n\
+            "{}\nlogits      h [1, {d}] times U^T [{d}, {v}] gives logits [1, {v}]\n\
+             parameters  {unique} (embedding {embedding}, head {head}, trunk {trunk})\n\
+             tables      {} of them, {:.1} %; two tables [{v}, {d}] have {}, so {saves}\n\
              FLOPs       {} per token of training (2 per multiply-add, matrix products, backward = 2 forward)\n",
-            self.describes, self.flops_per_token
+            self.describes,
+            tables.parameters,
+            100.0 * tables.share,
+            tables.two_tables,
+            self.flops_per_token
         );
         for MemoryLine { name, bytes } in &self.memory {
             let _ = writeln!(text, "memory      {:>8.1} MiB  {name}", *bytes as f64 / 1048576.0);

@@ -1,7 +1,12 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
+mod generate;
 mod inspect;
+mod lens;
+mod probe;
+mod reproduce;
 mod show;
+mod terminal;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,9 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
+use lens::LensCommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
+use tiebreak_train::probing::{self, Pairs, Probe, ProbeOptions};
 use tiebreak_train::track::LogWriter;
 use tiebreak_train::{Error, Outcome, TrainOptions};
 
@@ -83,6 +91,37 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// What every layer knows of the final prediction.
+    #[command(subcommand)]
+    Lens(LensCommand),
+    /// Continue a text.
+    Generate(generate::GenerateArgs),
+    /// What the kept tables of runs have in common, beside chance: alignment, neighbours, geometry, evolution, norms.
+    Probe {
+        /// Folders of runs with the same data.
+        #[arg(required = true, value_name = "RUN")]
+        runs: Vec<PathBuf>,
+        /// Some of alignment, learned, knn, geometry, evolution, norm_frequency [default: all].
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
+        /// Which tables are compared.
+        #[arg(long, default_value = "default")]
+        pairs: PairsArg,
+        /// Step of the tables [default: the last kept one of each run].
+        #[arg(long)]
+        step: Option<u64>,
+        /// Which rows: ids that occur in the training split, or all.
+        #[arg(long, default_value = "seen")]
+        rows: RowsArg,
+        /// Random pairings behind each null.
+        #[arg(long, default_value_t = 20)]
+        permutations: usize,
+        /// Seed of the random pairings and folds.
+        #[arg(long, default_value_t = 0)]
+        probe_seed: u64,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Check or show a run's or sweep's configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -95,6 +134,8 @@ enum Command {
         #[command(flatten)]
         json: Json,
     },
+    /// The paper's experiments: their runs, figures and a verdict per claim.
+    Reproduce(reproduce::Reproduce),
     /// What this build can compute on.
     Devices,
 }
@@ -166,6 +207,20 @@ struct Json {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
+enum PairsArg {
+    /// Input to output of a model, either to the shared table of another, and the same table of two seeds.
+    Default,
+    /// Every table to every other.
+    All,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RowsArg {
+    Seen,
+    All,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum Launcher {
     /// Child processes on this machine.
     Local,
@@ -217,9 +272,7 @@ fn run(command: Command) -> Result<End, Error> {
             if dry_run {
                 return print(&sweep.dry_run(&out.out, jobs)?).map(|()| End::Done);
             }
-            let program = std::env::current_exe()
-                .map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
-            return match sweep.run(&out.out, LaunchOptions { jobs, stop: stop_on_signals()?, program })? {
+            return match sweep.run(&out.out, launch(jobs)?)? {
                 SweepOutcome::Complete(text) => print(&text).map(|()| End::Done),
                 SweepOutcome::Failures(text) => print(&text).map(|()| End::Failed),
                 SweepOutcome::Interrupted => Ok(End::Interrupted),
@@ -228,6 +281,24 @@ fn run(command: Command) -> Result<End, Error> {
         Command::Compare { dirs, baseline, metric, allow_mixed, json } => {
             let comparison = tiebreak_sweep::compare(&CompareOptions { dirs, baseline, metric, allow_mixed })?;
             print_either(json.json, &comparison, || comparison.to_text())?;
+        }
+        Command::Lens(LensCommand::Show(args)) => lens::show(&args)?,
+        Command::Generate(args) => generate::generate(&args)?,
+        Command::Probe { runs, only, pairs, step, rows, permutations, probe_seed, json } => {
+            let probes = match &only[..] {
+                [] => Probe::ALL.to_vec(),
+                some => some.iter().map(|word| word.parse()).collect::<Result<_, Error>>()?,
+            };
+            let pairs = match pairs {
+                PairsArg::Default => Pairs::Default,
+                PairsArg::All => Pairs::All,
+            };
+            let all_ids = rows == RowsArg::All;
+            let options = ProbeOptions { probes, pairs, step, all_ids, permutations, seed: probe_seed };
+            let report = probing::probe(&runs, &options)?;
+            print_either(json.json, &report, || probe::text(&report))?;
+            // A folder that cannot be written to does not keep the result from its reader.
+            report.save(&options.probes)?;
         }
         Command::Config(ConfigCommand::Check { file, set }) => {
             show::check(&file, &set.sets)?;
@@ -238,16 +309,40 @@ fn run(command: Command) -> Result<End, Error> {
             let report = inspect::inspect(&target, &set.sets)?;
             print_either(json.json, &report, || report.to_text())?;
         }
+        Command::Reproduce(command) => {
+            return match command.run(launch(None)?)? {
+                Ended::Complete(text) => print(&text).map(|()| End::Done),
+                Ended::Failures(text) => print(&text).map(|()| End::Failed),
+                Ended::Interrupted => Ok(End::Interrupted),
+            };
+        }
+        Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
+            let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
+            let report = lens::train(&run, &choice)?;
+            print_either(json.json, &report, || report.to_text())?;
+        }
         Command::Devices => print(&inspect::devices())?,
     }
     Ok(End::Done)
 }
 
+fn launch(jobs: Option<usize>) -> Result<LaunchOptions, Error> {
+    let program =
+        std::env::current_exe().map_err(|e| Error::Failed(format!("the path of this program cannot be found: {e}")))?;
+    Ok(LaunchOptions { jobs, stop: stop_on_signals()?, program })
+}
+
 fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {
     let Loaded { config, .. } = show::runnable(path, sets)?;
-    let announce = |folder: &Path| _ = print(&folder.display().to_string());
+    let told = std::sync::Mutex::new(Ok(()));
+    let announce = |folder: &Path| {
+        *told.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = print(&folder.display().to_string());
+    };
     let options = TrainOptions { out, resume, stop: stop_on_signals()?, announce: &announce };
-    match tiebreak_train::train(&config, &options)? {
+    let outcome = tiebreak_train::train(&config, &options)?;
+    // A run is worth finishing though nobody hears of its folder.
+    told.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?;
+    match outcome {
         Outcome::Complete => Ok(End::Done),
         Outcome::AlreadyComplete => {
             tracing::info!("already complete");

@@ -68,7 +68,8 @@ impl TokenizerSpec {
             _ => match text.strip_prefix("bpe:") {
                 None => Ok(Self::File(text.into())),
                 Some(number) => match number.parse::<usize>() {
-                    Ok(n) if (SMALLEST_BPE..=LARGEST_BPE).contains(&n) => Ok(Self::Bpe(n)),
+                    // The number's text is kept in the configuration: one spelling for one tokenizer.
+                    Ok(n) if (SMALLEST_BPE..=LARGEST_BPE).contains(&n) && number == n.to_string() => Ok(Self::Bpe(n)),
                     _ => Err(Error::Input(format!(
                         "data.tokenizer = \"{text}\": expected bpe:N with a whole number N from {SMALLEST_BPE} (256 bytes and \
                          end-of-text) to {LARGEST_BPE}"
@@ -205,7 +206,7 @@ mod tests {
             let config = DataConfig { validation_fraction: bad, ..base.clone() };
             assert!(message(config).contains("data.validation_fraction"));
         }
-        for bad in ["bpe:x", "bpe:", "bpe:256", "bpe:-1", "bpe:99999999999", ""] {
+        for bad in ["bpe:x", "bpe:", "bpe:+300", "bpe:0300", "bpe:256", "bpe:-1", "bpe:99999999999", ""] {
             assert!(message(DataConfig { tokenizer: bad.into(), ..base.clone() }).contains("data.tokenizer"), "{bad}");
         }
         assert!(message(DataConfig { corpus: String::new(), ..base }).contains("data.corpus"));

@@ -19,6 +19,7 @@ mod rng;
 mod sampler;
 mod shard;
 mod split;
+mod stream;
 mod synthetic;
 mod tokenizer;
 
@@ -28,13 +29,15 @@ pub use corpus::{CorpusEntry, corpora};
 pub use documents::Document;
 pub use fetch::{FORCED_FALLBACK, FetchReport, FetchedPackage, fetch};
 pub use files::{Lock, cache_dir, write_atomic};
-pub use frequency::{by_rank, frequencies, loss_deciles};
+pub use frequency::{by_rank, frequencies, frequency_groups, loss_deciles, seen_deciles};
 pub use hash::sha256_hex;
 pub use inspect::{Coverage, InspectReport, PathReport, ShardReport, inspect, inspect_path};
 pub use nearest::{did_you_mean, nearest};
 pub use prepare::{DataInfo, Prepared, SplitInfo, check_context, prepare, prepared_if_cached};
+pub use rng::Stream;
 pub use sampler::{Sampler, evaluation_windows, window_count};
 pub use shard::{Shard, ShardWriter};
+pub use stream::TextStream;
 pub use synthetic::synthetic_documents;
 pub use tokenizer::Tokenizer;
 

@@ -6,17 +6,17 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::hash::sha256;
 
 /// A ChaCha8 stream keyed by SHA-256 of the seed (8 bytes, little endian) and the stream's name.
-pub(crate) struct Stream(ChaCha8Rng);
+pub struct Stream(ChaCha8Rng);
 
 impl Stream {
     /// The stream called `name` of `seed`.
-    pub(crate) fn new(seed: u64, name: &str) -> Self {
+    pub fn new(seed: u64, name: &str) -> Self {
         let key = [&seed.to_le_bytes()[..], name.as_bytes()].concat();
         Self(ChaCha8Rng::from_seed(sha256(&key)))
     }
 
     /// Uniform in `0..n` without bias; `n` is at least 1.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         let limit = u64::MAX - u64::MAX % n;
         loop {
             let draw = self.0.next_u64();
@@ -27,7 +27,7 @@ impl Stream {
     }
 
     /// A random order of `0..n` (Fisher-Yates).
-    pub(crate) fn permutation(&mut self, n: usize) -> Vec<usize> {
+    pub fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
         for i in (1..n).rev() {
             order.swap(i, self.below(i as u64 + 1) as usize);

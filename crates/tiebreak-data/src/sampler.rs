@@ -20,6 +20,7 @@ pub fn evaluation_windows(len: usize, context: usize, max_tokens: usize) -> Vec<
 /// function of seed, step and batch size.
 #[derive(Clone, Debug)]
 pub struct Sampler {
+    stream: &'static str,
     seed: u64,
     windows: usize,
     /// The last epoch used and its order; only there to save time.
@@ -32,8 +33,16 @@ impl Sampler {
     /// # Panics
     /// If there are no windows; [`check_context`](crate::check_context) refuses such a split earlier.
     pub fn new(seed: u64, windows: usize) -> Self {
+        Self::named("data_order", seed, windows)
+    }
+
+    /// The same with an order of its own, from the random stream `stream`.
+    ///
+    /// # Panics
+    /// As [`Sampler::new`].
+    pub fn named(stream: &'static str, seed: u64, windows: usize) -> Self {
         assert!(windows > 0, "a sampler needs at least one window");
-        Self { seed, windows, current: None }
+        Self { stream, seed, windows, current: None }
     }
 
     /// The windows of step `step` (from 0): positions `step * batch_size ..` of the endless row of epochs.
@@ -47,7 +56,7 @@ impl Sampler {
 
     fn order(&mut self, epoch: u64) -> &[usize] {
         if !matches!(self.current, Some((cached, _)) if cached == epoch) {
-            let order = Stream::new(self.seed, &format!("data_order/{epoch}")).permutation(self.windows);
+            let order = Stream::new(self.seed, &format!("{}/{epoch}", self.stream)).permutation(self.windows);
             self.current = Some((epoch, order));
         }
         self.current.as_ref().map_or(&[], |(_, order)| order)
@@ -82,6 +91,7 @@ mod tests {
         // Half as many sequences per step walk the same row.
         assert_eq!([one.batch(2, 8), one.batch(3, 8)].concat(), one.batch(1, 16));
         assert_ne!(one.batch(0, 8), Sampler::new(4, 100).batch(0, 8));
+        assert_ne!(one.batch(0, 8), Sampler::named("other", 3, 100).batch(0, 8));
     }
 
     #[test]

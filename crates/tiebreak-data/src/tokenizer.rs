@@ -185,7 +185,7 @@ impl Tokenizer {
     }
 
     /// The tokenizer.json, where there is one.
-    pub(crate) fn json(&self) -> Option<&[u8]> {
+    pub fn json(&self) -> Option<&[u8]> {
         match &self.kind {
             Kind::File(file) => Some(&file.json),
             _ => None,
@@ -225,6 +225,11 @@ impl Tokenizer {
         }
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Whether a text is its tokens' bytes one after the other, which some tokenizer.json files do not promise.
+    pub(crate) fn joins_bytes(&self) -> bool {
+        !matches!(&self.kind, Kind::File(file) if !file.byte_level)
     }
 
     /// The bytes that `id` stands for: none for end-of-text and for ids beyond the vocabulary.

@@ -8,7 +8,8 @@ use rayon::prelude::*;
 use crate::flex::{contiguous, from_values, plain, shape, tensor, values, values_mut};
 use crate::simd::simd;
 
-const BLOCK: usize = 8192;
+/// Elements of a block.
+pub(crate) const BLOCK: usize = 8192;
 
 /// Factors of one update of one parameter.
 #[derive(Clone, Copy, Debug)]
@@ -83,17 +84,22 @@ fn composed(
     if step.decay != 0.0 {
         value = value.mul_scalar(1.0 - step.lr * step.decay);
     }
-    (value - change.mul_scalar(step.lr / step.correction(b1)), first, second)
+    (value - change.mul_scalar(step.rate()), first, second)
 }
 
 impl AdamWStep {
-    fn correction(&self, beta: f64) -> f64 {
+    pub(crate) fn correction(&self, beta: f64) -> f64 {
         1.0 - beta.powf(self.step as f64)
+    }
+
+    /// What an update is in units of: lr / (1 - b1^t).
+    pub(crate) fn rate(&self) -> f64 {
+        self.lr / self.correction(self.betas[0])
     }
 }
 
 /// A buffer that may be overwritten: the tensor's own if nobody else holds it.
-fn own(t: Tensor<2>) -> FlexTensor {
+pub(crate) fn own(t: Tensor<2>) -> FlexTensor {
     let mut t = contiguous(t.try_into_primitive::<Flex>().expect("checked by the caller"));
     if values_mut(&mut t).is_none() {
         t = from_values(values(&t).to_vec(), shape(&t));
@@ -102,20 +108,20 @@ fn own(t: Tensor<2>) -> FlexTensor {
 }
 
 #[derive(Clone, Copy)]
-struct Factors {
-    b1: f32,
+pub(crate) struct Factors {
+    pub(crate) b1: f32,
     b2: f32,
-    rest1: f32,
+    pub(crate) rest1: f32,
     rest2: f32,
-    eps: f32,
-    factor: f32,
-    root: f32,
+    pub(crate) eps: f32,
+    pub(crate) factor: f32,
+    pub(crate) root: f32,
     keep: f32,
     rate: f32,
 }
 
 impl Factors {
-    fn new(step: AdamWStep) -> Self {
+    pub(crate) fn new(step: AdamWStep) -> Self {
         let [b1, b2] = step.betas;
         Self {
             b1: b1 as f32,
@@ -126,7 +132,7 @@ impl Factors {
             factor: step.factor as f32,
             root: step.correction(b2).sqrt() as f32,
             keep: if step.decay == 0.0 { 1.0 } else { (1.0 - step.lr * step.decay) as f32 },
-            rate: (step.lr / step.correction(b1)) as f32,
+            rate: step.rate() as f32,
         }
     }
 }

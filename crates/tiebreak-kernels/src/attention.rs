@@ -10,7 +10,7 @@ use burn::tensor::{Bool, Tensor, activation};
 use rayon::prelude::*;
 
 use crate::flex::{Fused, Shared, Unfilled, apply, from_values, operand, plain, shape, values};
-use crate::matrix::{Into, Matrix, MatrixMut, multiply};
+use crate::matrix::{Factor, FactorPart, Into, Matrix, MatrixMut, Precision, Side, Threads, product};
 use crate::simd::{exp, exp_sum, largest, simd, sum2};
 
 /// Queries per block of scores.
@@ -31,21 +31,27 @@ pub struct Rotary {
 /// softmax(q k^T / sqrt(width)) v over earlier and own positions.
 ///
 /// `qkv_bt3d` holds columns q | k | v, each head after head; the result is `[b, t, d]`, head after head. With `rotary`,
-/// queries and keys are rotated first, the two halves of a head against each other.
+/// queries and keys are rotated first, the two halves of a head against each other. With [`Precision::Bf16`] the operands
+/// of the two products and of the five of the backward pass are rounded: rotated and scaled queries, keys, values, exp(score
+/// - largest), and the gradients of result and scores. Scores, softmax, sums and gradients are f32.
 ///
 /// # Panics
-/// If `heads` does not divide d, or the angles cover fewer than t positions.
-pub fn attention(qkv_bt3d: Tensor<3>, heads: usize, rotary: Option<&Rotary>) -> Tensor<3> {
+/// If `heads` does not divide d, or the angles cover fewer than t positions. With `Bf16`, if the tensor is not contiguous
+/// f32 on flex: there is no composition of it.
+pub fn attention(qkv_bt3d: Tensor<3>, heads: usize, rotary: Option<&Rotary>, precision: Precision) -> Tensor<3> {
     let native = || {
         let angles = match rotary {
             Some(r) => Some((plain(&r.cos)?, plain(&r.sin)?)),
             None => None,
         };
-        apply(Attention { heads, angles }, [operand(&qkv_bt3d)?])
+        apply(Attention { heads, angles, precision }, [operand(&qkv_bt3d)?])
     };
     match native() {
         Some(y) => y,
-        None => composed(qkv_bt3d, heads, rotary),
+        None => {
+            precision.require_f32();
+            composed(qkv_bt3d, heads, rotary)
+        }
     }
 }
 
@@ -65,7 +71,12 @@ fn composed(qkv_bt3d: Tensor<3>, heads: usize, rotary: Option<&Rotary>) -> Tenso
     mixed_bhtw.swap_dims(1, 2).reshape([b, t, d])
 }
 
-fn rotate(x_bhtw: Tensor<4>, rotary: Option<&Rotary>) -> Tensor<4> {
+/// Queries or keys `[b, heads, t, width]`, the two halves of each head rotated against each other by the angles of the first
+/// t positions of `rotary`; as they are without it.
+///
+/// # Panics
+/// If the angles cover fewer than t positions.
+pub fn rotate(x_bhtw: Tensor<4>, rotary: Option<&Rotary>) -> Tensor<4> {
     let Some(Rotary { cos, sin }) = rotary else { return x_bhtw };
     let [_, _, t, width] = x_bhtw.dims();
     let half = width / 2;
@@ -85,6 +96,7 @@ fn rotate(x_bhtw: Tensor<4>, rotary: Option<&Rotary>) -> Tensor<4> {
 struct Attention {
     heads: usize,
     angles: Option<(FlexTensor, FlexTensor)>,
+    precision: Precision,
 }
 
 #[derive(Clone, Debug)]
@@ -101,6 +113,12 @@ struct Sizes {
     d: usize,
     heads: usize,
     width: usize,
+    precision: Precision,
+}
+
+/// A product inside a task.
+fn multiply(y: MatrixMut, a: FactorPart, b: FactorPart, into: Into) {
+    product(y, a, b, into, Threads::One);
 }
 
 /// Cosines and sines, or nothing to rotate.
@@ -195,10 +213,10 @@ simd! {
 }
 
 impl Sizes {
-    fn of(qkv: &FlexTensor, heads: usize) -> (usize, Self) {
+    fn of(qkv: &FlexTensor, heads: usize, precision: Precision) -> (usize, Self) {
         let dims = shape(qkv);
         let d = dims[2] / 3;
-        (dims[0], Self { t: dims[1], d, heads, width: d / heads })
+        (dims[0], Self { t: dims[1], d, heads, width: d / heads, precision })
     }
 
     fn scale(self) -> f32 {
@@ -215,6 +233,14 @@ impl Sizes {
         [part(0, angles, self.scale()), part(1, angles, 1.0), part(2, None, 1.0)]
     }
 
+    fn left<'a>(self, matrix: Matrix<'a>) -> Factor<'a> {
+        Factor::new(self.precision, matrix, Side::Left, Threads::One)
+    }
+
+    fn right<'a>(self, matrix: Matrix<'a>) -> Factor<'a> {
+        Factor::new(self.precision, matrix, Side::Right, Threads::One)
+    }
+
     fn blocks(self) -> impl DoubleEndedIterator<Item = (usize, usize)> {
         (0..self.t.div_ceil(BLOCK)).map(move |i| (i * BLOCK, ((i + 1) * BLOCK).min(self.t)))
     }
@@ -223,18 +249,21 @@ impl Sizes {
     fn forward(self, qkv: &[f32], head: usize, angles: Angles, out: *mut f32) -> Vec<f32> {
         let (t, w) = (self.t, self.width);
         let [q, k, v] = self.load(qkv, head, angles);
+        let [q, k, v] = [&q, &k, &v].map(|x| Matrix::new(x, t, w));
+        let (q, k_t, v) = (self.left(q), self.right(k.t()), self.right(v));
         let mut scores = vec![0.0; BLOCK.min(t) * t];
         let mut sums = [[0.0; 2]; BLOCK];
         let mut log_sums = Vec::with_capacity(t);
         for (from, to) in self.blocks() {
             let rows = to - from;
             let scores = &mut scores[..rows * to];
-            let (keys, queries) = (Matrix::new(&k[..to * w], to, w), Matrix::new(&q[from * w..to * w], rows, w));
-            multiply(MatrixMut::new(scores, rows, to), queries, keys.t(), Into::Overwrite);
+            let (queries, keys) = (q.part(from..to, 0..w), k_t.part(0..w, 0..to));
+            multiply(MatrixMut::new(scores, rows, to), queries, keys, Into::Overwrite);
             soften(scores, to, from, &mut sums[..rows]);
             // SAFETY: the caller gives rows of `width` values, d apart, that no other task touches.
             let mixed = unsafe { MatrixMut::strided(out.add(from * self.d), rows, w, self.d) };
-            multiply(mixed, Matrix::new(scores, rows, to), Matrix::new(&v[..to * w], to, w), Into::Overwrite);
+            let weights = self.left(Matrix::new(scores, rows, to));
+            multiply(mixed, weights.whole(), v.part(0..to, 0..w), Into::Overwrite);
             for (r, [top, sum]) in sums[..rows].iter().enumerate() {
                 // SAFETY: one of the rows just written, which no other task touches.
                 let row = unsafe { std::slice::from_raw_parts_mut(out.add((from + r) * self.d), w) };
@@ -262,6 +291,10 @@ impl Sizes {
         load(&mut dy, dout, self.d, w, None, 1.0);
         let means: Vec<f32> =
             dy.chunks_exact(w).enumerate().map(|(i, dy)| dot(dy, &out[i * self.d..i * self.d + w])).collect();
+        let [q, k, v, dy] = [&q, &k, &v, &dy].map(|x| Matrix::new(x, t, w));
+        let (q, k_t, v_t) = (self.left(q), self.right(k.t()), self.right(v.t()));
+        let (k, dy) = (self.right(k), self.left(dy));
+        let (q_right, dy_right) = (q.turned(Side::Right, Threads::One), dy.turned(Side::Right, Threads::One));
         let [mut dq, mut dk, mut dv] = [vec![0.0; t * w], vec![0.0; t * w], vec![0.0; t * w]];
         let (mut p, mut ds) = (vec![0.0; BLOCK.min(t) * t], vec![0.0; BLOCK.min(t) * t]);
         // Backwards, because the last block reaches every key: its products overwrite, the others add.
@@ -269,16 +302,19 @@ impl Sizes {
             let rows = to - from;
             let into = if to == t { Into::Overwrite } else { Into::Add };
             let (p, ds) = (&mut p[..rows * to], &mut ds[..rows * to]);
-            let queries = Matrix::new(&q[from * w..to * w], rows, w);
-            let (keys, inputs) = (Matrix::new(&k[..to * w], to, w), Matrix::new(&v[..to * w], to, w));
-            let dy = Matrix::new(&dy[from * w..to * w], rows, w);
-            multiply(MatrixMut::new(p, rows, to), queries, keys.t(), Into::Overwrite);
-            multiply(MatrixMut::new(ds, rows, to), dy, inputs.t(), Into::Overwrite);
+            multiply(MatrixMut::new(p, rows, to), q.part(from..to, 0..w), k_t.part(0..w, 0..to), Into::Overwrite);
+            multiply(MatrixMut::new(ds, rows, to), dy.part(from..to, 0..w), v_t.part(0..w, 0..to), Into::Overwrite);
             soften_back(p, ds, to, from, &log_sums[from..to], &means[from..to]);
-            let (p, ds) = (Matrix::new(p, rows, to), Matrix::new(ds, rows, to));
-            multiply(MatrixMut::new(&mut dv[..to * w], to, w), p.t(), dy, into);
-            multiply(MatrixMut::new(&mut dk[..to * w], to, w), ds.t(), queries, into);
-            multiply(MatrixMut::new(&mut dq[from * w..to * w], rows, w), ds, keys, Into::Overwrite);
+            let (p, ds) = (self.left(Matrix::new(p, rows, to)), self.left(Matrix::new(ds, rows, to)));
+            let (p_t, ds_t) = (p.turned(Side::Left, Threads::One), ds.turned(Side::Left, Threads::One));
+            multiply(MatrixMut::new(&mut dv[..to * w], to, w), p_t.whole(), dy_right.part(from..to, 0..w), into);
+            multiply(MatrixMut::new(&mut dk[..to * w], to, w), ds_t.whole(), q_right.part(from..to, 0..w), into);
+            multiply(
+                MatrixMut::new(&mut dq[from * w..to * w], rows, w),
+                ds.whole(),
+                k.part(0..to, 0..w),
+                Into::Overwrite,
+            );
         }
         for i in 0..t {
             let half = w / 2;
@@ -305,8 +341,8 @@ impl Fused<1> for Attention {
     type Saved = Saved;
 
     fn forward(&self, [qkv]: [FlexTensor; 1]) -> (FlexTensor, Saved) {
-        let (b, sizes) = Sizes::of(&qkv, self.heads);
-        let Sizes { t, d, heads, width } = sizes;
+        let (b, sizes) = Sizes::of(&qkv, self.heads, self.precision);
+        let Sizes { t, d, heads, width, .. } = sizes;
         assert_eq!(heads * width, d, "the number of heads divides the width");
         let angles = self.angles(t);
         let input = values(&qkv);
@@ -329,8 +365,8 @@ impl Fused<1> for Attention {
     }
 
     fn backward(self, saved: Saved, dy: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let (b, sizes) = Sizes::of(&saved.qkv, self.heads);
-        let Sizes { t, d, heads, width } = sizes;
+        let (b, sizes) = Sizes::of(&saved.qkv, self.heads, self.precision);
+        let Sizes { t, d, heads, width, .. } = sizes;
         let angles = self.angles(t);
         let (qkv, out, dout) = (values(&saved.qkv), values(&saved.out), values(&dy));
         let mut dqkv = Unfilled::new(b * t * 3 * d);
@@ -355,7 +391,7 @@ impl Fused<1> for Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{against_f64, at_every_level, host, matrix_f32, normal};
+    use crate::testing::{against_f64, at_every_level, available_kernels, distance, host, matrix_f32, normal};
     use burn::tensor::{DType, Device, TensorData};
 
     fn rotary(t: usize, width: usize, dtype: DType) -> Rotary {
@@ -386,7 +422,8 @@ mod tests {
                     against_f64(std::slice::from_ref(&qkv), 3e-6, |x| {
                         // One angle more than there are positions.
                         let angles = rotated.then(|| rotary(t + 1, width, x[0].dtype()));
-                        attention(x[0].clone().reshape([b, t, 3 * d]), heads, angles.as_ref()).reshape([b * t, d])
+                        attention(x[0].clone().reshape([b, t, 3 * d]), heads, angles.as_ref(), Precision::F32)
+                            .reshape([b * t, d])
                     });
                 }
             }
@@ -394,14 +431,37 @@ mod tests {
     }
 
     #[test]
+    fn bf16_is_within_its_rounding_of_f64() {
+        for (b, t, heads, width) in [(0, 3, 2, 4), (2, 1, 1, 2), (1, 7, 5, 16), (2, 37, 1, 80), (2, 129, 3, 32)] {
+            let (d, n) = (heads * width, b * t);
+            let (qkv, g) = (normal([n, 3 * d], 0.8), normal([n, d], 0.5));
+            let run = |dtype, precision| {
+                let x = Tensor::from_inner(crate::testing::matrix(&qkv, dtype)).require_grad();
+                let angles = rotary(t, width, dtype);
+                let y = attention(x.clone().reshape([b, t, 3 * d]), heads, Some(&angles), precision);
+                let dy = crate::testing::matrix(&g, dtype).reshape([b, t, d]);
+                let tape = crate::inject(y.clone(), dy).backward();
+                [host(&y.inner()), x.grad(&tape).map(|g| host(&g)).unwrap_or_default()]
+            };
+            let expected = if n == 0 { [vec![], vec![]] } else { run(DType::F64, Precision::F32) };
+            for kernel in available_kernels() {
+                for (found, expected) in run(DType::F32, Precision::Bf16(kernel)).iter().zip(&expected) {
+                    let d = distance(found, expected);
+                    assert!(d < 8e-3, "{kernel:?} {b} {t} {heads} {width}: {d:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn extreme_scores_pick_one_value_and_nan_stays_behind_the_mask() {
         // Width 1: q = 100, so scores are +-1e4; the second key wins for the second query.
         let qkv = matrix_f32(&[100.0, -100.0, 3.0, 100.0, 100.0, 5.0], [2, 3]);
-        let y = host(&attention(qkv.reshape([1, 2, 3]), 1, None));
+        let y = host(&attention(qkv.reshape([1, 2, 3]), 1, None, Precision::F32));
         assert_eq!(y, [3.0, 5.0]);
         let mut values = vec![1.0f32; 200 * 3];
         values[130 * 3] = f32::NAN;
-        let y = host(&attention(matrix_f32(&values, [200, 3]).reshape([1, 200, 3]), 1, None));
+        let y = host(&attention(matrix_f32(&values, [200, 3]).reshape([1, 200, 3]), 1, None, Precision::F32));
         let nan: Vec<usize> = (0..200).filter(|i| y[*i].is_nan()).collect();
         assert_eq!(nan, [130], "a query's NaN stays in its row");
     }

@@ -7,7 +7,8 @@ use burn::tensor::{IndexingUpdateOp, Int, Tensor, activation};
 use rayon::prelude::*;
 
 use crate::flex::{Unfilled, from_values, indices, plain, shape, tensor, values};
-use crate::matrix::{Into, Matrix, MatrixMut, multiply_parallel};
+use crate::logit_map::{LogitMap, RowMap};
+use crate::matrix::{Factor, Into, Matrix, MatrixMut, Precision, Side, Threads, Tiles, product};
 use crate::simd::{exp_sum, largest, simd};
 
 /// Tokens per chunk. Fixed, because the split changes the rounding of G_out.
@@ -15,41 +16,6 @@ pub const CHUNK: usize = 512;
 
 /// Rows of logits per task.
 const ROWS: usize = 8;
-
-/// What happens between the product h U^T and the softmax, and what the logarithm of its sum costs.
-///
-/// raw = h U^T + b; z = c tanh(raw / c); L = scale sum of (nats + z_loss (log sum exp z)^2). Nats are always those of z alone.
-#[derive(Clone, Debug, Default)]
-pub struct LogitMap {
-    /// b, `[1, v]`.
-    pub bias_1v: Option<Tensor<2>>,
-    /// c: no logit leaves (-c, c).
-    pub softcap: Option<f64>,
-    /// Weight of the squared log-partition.
-    pub z_loss: f64,
-}
-
-impl LogitMap {
-    fn is_plain(&self) -> bool {
-        self.bias_1v.is_none() && self.softcap.is_none() && self.z_loss == 0.0
-    }
-
-    /// z of the products h U^T, `[n, v]`. Differentiable where they are on the tape.
-    pub fn apply(&self, product_nv: Tensor<2>) -> Tensor<2> {
-        let raw_nv = match &self.bias_1v {
-            Some(bias_1v) if product_nv.is_autodiff() && !bias_1v.is_autodiff() => {
-                product_nv + Tensor::from_inner(bias_1v.clone())
-            }
-            Some(bias_1v) => product_nv + bias_1v.clone(),
-            None => product_nv,
-        };
-        match self.softcap {
-            // Burn's gradient of a division by a scalar is rounded to f32.
-            Some(c) => raw_nv.mul_scalar(1.0 / c).tanh().mul_scalar(c),
-            None => raw_nv,
-        }
-    }
-}
 
 /// What one micro-batch's head gives.
 pub struct HeadGradients {
@@ -82,7 +48,7 @@ pub fn cross_entropy_with(
     map: &LogitMap,
     targets_n: Tensor<1, Int>,
 ) -> Tensor<1> {
-    if let Some(parts) = native(&state_nd, output_vd, map, &targets_n, None) {
+    if let Some(parts) = native(&state_nd, output_vd, map, &targets_n, None, Precision::F32) {
         return parts.nats_n;
     }
     let chunks = chunks(&state_nd, &targets_n);
@@ -90,35 +56,39 @@ pub fn cross_entropy_with(
     Tensor::cat(nats.collect(), 0).squeeze_dim(1)
 }
 
-/// The same, with the gradients of L = `scale` times the sum of nats.
+/// The same, with the gradients of L = `scale` times the sum of nats. With [`Precision::Bf16`] the operands of the three
+/// products are rounded; logits, softmax, sums and results are f32.
 ///
 /// # Panics
-/// If a target is not below `v`.
+/// If a target is not below `v`. With `Bf16`, if the tensors are not contiguous f32 on flex: there is no composition of it.
 pub fn cross_entropy_gradients(
     state_nd: Tensor<2>,
     output_vd: &Tensor<2>,
     targets_n: Tensor<1, Int>,
     scale: f64,
+    precision: Precision,
 ) -> HeadGradients {
-    cross_entropy_gradients_with(state_nd, output_vd, &LogitMap::default(), targets_n, scale)
+    cross_entropy_gradients_with(state_nd, output_vd, &LogitMap::default(), targets_n, scale, precision)
 }
 
 /// [`cross_entropy_gradients`] of mapped logits, with respect to h, U and b; the z-loss is part of L.
 ///
 /// # Panics
-/// If a target is not below `v`.
+/// As [`cross_entropy_gradients`].
 pub fn cross_entropy_gradients_with(
     state_nd: Tensor<2>,
     output_vd: &Tensor<2>,
     map: &LogitMap,
     targets_n: Tensor<1, Int>,
     scale: f64,
+    precision: Precision,
 ) -> HeadGradients {
     if let Some(Parts { nats_n, gradients: Some((state_nd, output_vd, bias_1v)) }) =
-        native(&state_nd, output_vd, map, &targets_n, Some(scale as f32))
+        native(&state_nd, output_vd, map, &targets_n, Some(scale as f32), precision)
     {
         return HeadGradients { nats_n, state_nd, output_vd, bias_1v };
     }
+    precision.require_f32();
     let (mut nats, mut states) = (Vec::new(), Vec::new());
     let (mut gradient_vd, mut bias_1v): (Option<Tensor<2>>, Option<Tensor<2>>) = (None, None);
     for (state_md, targets_m1) in chunks(&state_nd, &targets_n) {
@@ -184,10 +154,7 @@ fn nats_and_softmax(
     targets_m1: &Tensor<2, Int>,
 ) -> Softmax {
     let logits_mv = map.apply(state_md.matmul(output_vd.clone().transpose()));
-    let slope_mv = map.softcap.map(|c| {
-        let tanh_mv = logits_mv.clone().div_scalar(c);
-        tanh_mv.clone().mul(tanh_mv).neg().add_scalar(1.0)
-    });
+    let slope_mv = map.slope(&logits_mv);
     let target_m1 = logits_mv.clone().gather(1, targets_m1.clone());
     let largest_m1 = logits_mv.clone().max_dim(1);
     let p_mv = activation::softmax(logits_mv, 1);
@@ -212,24 +179,23 @@ simd! {
     }
 }
 
-/// [`LogitMap`] of one row; an absent part is an empty slice or 0.
-#[derive(Clone, Copy)]
-struct RowMap<'a> {
-    bias: &'a [f32],
-    softcap: f32,
-    z_loss: f32,
+simd! {
+    /// Nats of one row, whose logits become their gradient up to the second number.
+    fn cross_entropy_row_unscaled(logits: &mut [f32], target: usize, scale: f32) -> (f32, f32) {
+        let (top, aimed) = (largest(logits), logits[target]);
+        let sum = exp_sum::<FMA>(logits, top);
+        logits[target] -= sum;
+        (((top as f64 - aimed as f64) + (sum as f64).ln()) as f32, scale / sum)
+    }
 }
 
 simd! {
-    /// The same for mapped logits; `slopes` is room for as many values.
+    /// [`cross_entropy_row`] of mapped logits. `slopes` is room for as many values where there is a soft-cap.
     fn mapped_row(logits: &mut [f32], map: RowMap, slopes: &mut [f32], target: usize, scale: Option<f32>) -> f32 {
-        for (x, b) in logits.iter_mut().zip(map.bias) {
-            *x += b;
-        }
-        if map.softcap > 0.0 {
-            for (x, slope) in logits.iter_mut().zip(slopes.iter_mut()) {
-                let t = (*x / map.softcap).tanh();
-                *x = map.softcap * t;
+        map.apply::<FMA>(logits);
+        if let Some(cap) = map.softcap {
+            for (z, slope) in logits.iter().zip(slopes.iter_mut()) {
+                let t = z / cap;
                 *slope = 1.0 - t * t;
             }
         }
@@ -242,13 +208,13 @@ simd! {
                 *x *= each;
             }
             logits[target] -= scale;
-            if map.softcap > 0.0 {
+            if map.softcap.is_some() {
                 for (x, slope) in logits.iter_mut().zip(slopes.iter()) {
                     *x *= slope;
                 }
             }
         }
-        (log_sum - aimed as f64) as f32
+        ((top as f64 - aimed as f64) + (sum as f64).ln()) as f32
     }
 }
 
@@ -277,6 +243,7 @@ fn native(
     map: &LogitMap,
     targets_n: &Tensor<1, Int>,
     scale: Option<f32>,
+    precision: Precision,
 ) -> Option<Parts> {
     let (h, u) = (plain(state_nd)?, plain(output_vd)?);
     let bias = match &map.bias_1v {
@@ -290,38 +257,60 @@ fn native(
     let targets = indices(targets_n, v)?;
     let (h, u) = (Matrix::new(values(&h), n, d), Matrix::new(values(&u), v, d));
     let gradients = scale.is_some();
-    let row_map = RowMap {
-        bias: bias.as_ref().map_or(&[], |b| values(b)),
-        softcap: map.softcap.unwrap_or(0.0) as f32,
-        z_loss: map.z_loss as f32,
-    };
-    let mut db = vec![0.0; if gradients { row_map.bias.len() } else { 0 }];
+    let row_map = RowMap::new(map, bias.as_ref().map(values));
+    let mut db = vec![0.0; if gradients && bias.is_some() { v } else { 0 }];
     let mut nats = vec![0.0; n];
     let mut dh = Unfilled::new(if gradients { n * d } else { 0 });
     let mut du = Unfilled::new(if gradients { v * d } else { 0 });
     let mut buffer = Unfilled::new(CHUNK.min(n) * v);
+    fn factor(precision: Precision, matrix: Matrix<'_>, side: Side) -> Factor<'_> {
+        Factor::new(precision, matrix, side, Threads::All)
+    }
+    let (u_t, u) = (factor(precision, u.t(), Side::Right), gradients.then(|| factor(precision, u, Side::Right)));
     for start in (0..n).step_by(CHUNK) {
         let m = CHUNK.min(n - start);
         let slots = &mut buffer.slots()[..m * v];
-        multiply_parallel(MatrixMut::unfilled(slots, m, v), h.rows(start, m), u.t(), Into::Overwrite);
+        let states = factor(precision, h.rows(start, m), Side::Left);
+        product(MatrixMut::unfilled(slots, m, v), states.whole(), u_t.whole(), Into::Overwrite, Threads::All);
         // SAFETY: the product has written all m rows.
         let logits = unsafe { slots.assume_init_mut() };
-        let rows = logits.par_chunks_mut(v).zip(&targets[start..start + m]).zip(&mut nats[start..start + m]);
-        let rows = rows.with_min_len(ROWS);
-        match map.is_plain() {
-            true => rows.for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale)),
-            false => rows.for_each_init(
-                || vec![0.0; v],
-                |slopes, ((row, target), nats)| *nats = mapped_row(row, row_map, slopes, *target, scale),
-            ),
-        }
+        let (targets, nats) = (&targets[start..start + m], &mut nats[start..start + m]);
+        let slopes = || vec![0.0; if row_map.softcap.is_some() { v } else { 0 }];
+        let dlogits = match (precision, scale) {
+            // Rounded on the way, which saves writing and reading them once more.
+            (Precision::Bf16(kernel), Some(scale)) => {
+                let tiles = Tiles::of_values(logits, v, nats, |i, row, nats| match map.is_plain() {
+                    true => {
+                        let (found, factor) = cross_entropy_row_unscaled(row, targets[i], scale);
+                        *nats = found;
+                        factor
+                    }
+                    false => {
+                        *nats = mapped_row(row, row_map, &mut slopes(), targets[i], Some(scale));
+                        1.0
+                    }
+                });
+                Factor::rounded(kernel, tiles)
+            }
+            _ => {
+                let rows = logits.par_chunks_mut(v).zip(targets).zip(nats).with_min_len(ROWS);
+                match map.is_plain() {
+                    true => rows.for_each(|((row, target), nats)| *nats = cross_entropy_row(row, *target, scale)),
+                    false => rows.for_each_init(slopes, |slopes, ((row, target), nats)| {
+                        *nats = mapped_row(row, row_map, slopes, *target, scale);
+                    }),
+                }
+                Factor::Exact(Matrix::new(logits, m, v))
+            }
+        };
         db.par_chunks_mut(COLUMNS).enumerate().for_each(|(part, sums)| add_columns(sums, logits, v, part * COLUMNS));
-        if gradients {
-            let dlogits = Matrix::new(logits, m, v);
+        if let Some(u) = &u {
             let part = MatrixMut::unfilled(&mut dh.slots()[start * d..(start + m) * d], m, d);
-            multiply_parallel(part, dlogits, u, Into::Overwrite);
+            product(part, dlogits.whole(), u.whole(), Into::Overwrite, Threads::All);
             let into = if start == 0 { Into::Overwrite } else { Into::Add };
-            multiply_parallel(MatrixMut::unfilled(du.slots(), v, d), dlogits.t(), h.rows(start, m), into);
+            let [left, right] =
+                [(&dlogits, Side::Left), (&states, Side::Right)].map(|(f, s)| f.turned(s, Threads::All));
+            product(MatrixMut::unfilled(du.slots(), v, d), left.whole(), right.whole(), into, Threads::All);
         }
     }
     let nats_n = tensor(from_values(nats, [n]));
@@ -340,7 +329,7 @@ fn native(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{at_every_level, distance, host, matrix, normal};
+    use crate::testing::{at_every_level, available_kernels, distance, host, matrix, normal, rounded};
     use burn::tensor::{DType, Device, TensorData};
 
     fn targets(n: usize, v: usize) -> Tensor<1, Int> {
@@ -357,7 +346,7 @@ mod tests {
                 let (h, u) = (normal([n, d], 1.0), normal([v, d], 1.0));
                 let run = |dtype| {
                     let (h, u) = (matrix(&h, dtype), matrix(&u, dtype));
-                    let found = cross_entropy_gradients(h.clone(), &u, targets(n, v), 0.3);
+                    let found = cross_entropy_gradients(h.clone(), &u, targets(n, v), 0.3, Precision::F32);
                     assert_eq!(host(&cross_entropy(h, &u, targets(n, v))), host(&found.nats_n));
                     [host(&found.nats_n), host(&found.state_nd), host(&found.output_vd)]
                 };
@@ -379,7 +368,7 @@ mod tests {
             let map = |dtype| LogitMap { bias_1v: bias.then(|| matrix(&b, dtype)), softcap, z_loss };
             let run = |dtype| {
                 let (h, u, map) = (matrix(&h, dtype), matrix(&u, dtype), map(dtype));
-                let found = cross_entropy_gradients_with(h.clone(), &u, &map, targets(n, v), 0.3);
+                let found = cross_entropy_gradients_with(h.clone(), &u, &map, targets(n, v), 0.3, Precision::F32);
                 assert_eq!(host(&cross_entropy_with(h, &u, &map, targets(n, v))), host(&found.nats_n));
                 let db = found.bias_1v.map(|b| host(&b)).unwrap_or_default();
                 [host(&found.nats_n), host(&found.state_nd), host(&found.output_vd), db]
@@ -410,15 +399,45 @@ mod tests {
     }
 
     #[test]
+    fn bf16_equals_f64_of_rounded_operands() {
+        for (n, v, d) in [(1, 1, 1), (7, 3, 80), (CHUNK, 129, 16), (2 * CHUNK + 77, 31, 6), (37, 1500, 64)] {
+            let (h, u) = (normal([n, d], 1.0), normal([v, d], 1.0));
+            let round = |(values, shape): &crate::testing::Values| {
+                matrix(&(values.iter().map(|x| rounded(*x)).collect(), *shape), DType::F64)
+            };
+            let scale = 0.3;
+            let (hr, ur) = (round(&h), round(&u));
+            let Softmax { nats_m1: nats, p_mv: p, .. } =
+                nats_and_softmax(hr.clone(), &ur, &LogitMap::default(), &targets(n, v).unsqueeze_dim(1));
+            let minus_one = Tensor::<2>::full([n, 1], -1.0, (&p.device(), p.dtype()));
+            let dlogits = p.scatter(1, targets(n, v).unsqueeze_dim(1), minus_one, IndexingUpdateOp::Add);
+            let dlogits = round(&(host(&dlogits.mul_scalar(scale)), [n, v]));
+            let expected = [host(&nats), host(&dlogits.clone().matmul(ur)), host(&dlogits.transpose().matmul(hr))];
+            for kernel in available_kernels() {
+                let (h, u) = (matrix(&h, DType::F32), matrix(&u, DType::F32));
+                let found = cross_entropy_gradients(h, &u, targets(n, v), scale, Precision::Bf16(kernel));
+                let found = [host(&found.nats_n), host(&found.state_nd), host(&found.output_vd)];
+                // dL/dlogits in f32 may fall on the other side of a tie than in f64: one unit of bf16 in few elements.
+                for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let d = distance(found, expected);
+                    assert!(d < [2e-6, 3e-4, 3e-4][i], "{kernel:?} n {n} v {v}, result {i}: {d:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn extreme_logits_stay_finite_and_nan_passes() {
         at_every_level(|| {
-            let h = crate::testing::matrix_f32(&[1e4, -1e4, f32::NAN], [3, 1]);
-            let u = crate::testing::matrix_f32(&[1.0, -1.0, 0.0], [3, 1]);
-            let targets = Tensor::from_data([1, 1, 0], &Device::flex());
-            let found = cross_entropy_gradients(h, &u, targets, 1.0);
-            let (nats, dh) = (host(&found.nats_n), host(&found.state_nd));
-            assert!(nats[..2] == [2e4, 0.0] && nats[2].is_nan(), "{nats:?}");
-            assert!(dh[..2] == [2.0, 0.0] && dh[2].is_nan(), "{dh:?}");
+            for precision in available_kernels().map(Precision::Bf16).chain([Precision::F32]) {
+                let h = crate::testing::matrix_f32(&[9984.0, -9984.0, f32::NAN], [3, 1]);
+                let u = crate::testing::matrix_f32(&[1.0, -1.0, 0.0], [3, 1]);
+                let targets = Tensor::from_data([1, 1, 0], &Device::flex());
+                let found = cross_entropy_gradients(h, &u, targets, 1.0, precision);
+                let (nats, dh) = (host(&found.nats_n), host(&found.state_nd));
+                assert!(nats[..2] == [19968.0, 0.0] && nats[2].is_nan(), "{nats:?}");
+                assert!(dh[..2] == [2.0, 0.0] && dh[2].is_nan(), "{dh:?}");
+            }
         });
     }
 }

@@ -7,27 +7,77 @@ use burn::tensor::{Tensor, activation};
 use rayon::prelude::*;
 
 use crate::flex::{Fused, Unfilled, apply, from_values, operand, shape, values, values_mut};
+use crate::linear::{Kept, Left};
 use crate::simd::{exp, mul_add, simd};
 
 /// Elements per task; also what fits the first cache together with the result.
 const BLOCK: usize = 4096;
 
-/// gelu in its tanh form, x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), elementwise.
-pub fn gelu(x_nf: Tensor<2>) -> Tensor<2> {
+/// The nonlinear part of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// gelu in its tanh form, u / 2 (1 + tanh(sqrt(2 / pi) (u + 0.044715 u^3))), elementwise.
+    Gelu,
+    /// value silu(gate) for u `[n, 2 f]`, whose first half of columns is the value and second the gate: `[n, f]`.
+    Swiglu,
+}
+
+impl Activation {
+    /// The activation of u, `[n, f]` or `[n, 2 f]`.
+    pub fn apply(self, u: Tensor<2>) -> Tensor<2> {
+        match self {
+            Activation::Gelu => gelu(u),
+            Activation::Swiglu => swiglu(u),
+        }
+    }
+}
+
+fn gelu(x_nf: Tensor<2>) -> Tensor<2> {
     match operand(&x_nf).and_then(|x| apply(Gelu, [x])) {
         Some(y) => y,
         None => activation::gelu_approximate(x_nf),
     }
 }
 
-/// value silu(gate) for x `[n, 2 f]`, whose first half of columns is the value and second the gate: `[n, f]`.
-pub fn swiglu(x_n2f: Tensor<2>) -> Tensor<2> {
+fn swiglu(x_n2f: Tensor<2>) -> Tensor<2> {
     if let Some(y) = operand(&x_n2f).and_then(|x| apply(Swiglu, [x])) {
         return y;
     }
     let f = x_n2f.dims()[1] / 2;
     let (value_nf, gate_nf) = (x_n2f.clone().slice_dim(1, 0..f), x_n2f.slice_dim(1, f..2 * f));
     activation::silu(gate_nf) * value_nf
+}
+
+// SAFETY: both functions write a value for each of f inputs, and there are as many slots.
+unsafe impl Left for Activation {
+    type Row = ();
+
+    fn columns(&self, source: usize) -> usize {
+        match self {
+            Activation::Gelu => source,
+            Activation::Swiglu => source / 2,
+        }
+    }
+
+    fn row(&self, kept: &Kept, row: usize, to: &mut [MaybeUninit<f32>]) {
+        let (u, f) = (values(kept.source()), to.len());
+        match self {
+            Activation::Gelu => gelu_forward(&u[row * f..(row + 1) * f], to),
+            Activation::Swiglu => {
+                let (value, gate) = u[2 * row * f..2 * (row + 1) * f].split_at(f);
+                swiglu_forward(value, gate, to);
+            }
+        }
+    }
+
+    fn back(&self, kept: Kept, _: Vec<()>, dy: FlexTensor, _: bool) -> [Option<FlexTensor>; 3] {
+        let u = kept.source.expect("kept for the way back");
+        let [du] = match self {
+            Activation::Gelu => Gelu.backward(u, dy, [true]),
+            Activation::Swiglu => Swiglu.backward(u, dy, [true]),
+        };
+        [du, None, None]
+    }
 }
 
 /// 1 / (1 + e^-x).

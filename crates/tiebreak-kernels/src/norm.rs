@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::flex::{Fused, Shared, Unfilled, apply, from_values, operand, shape, values};
+use crate::linear::{Kept, Left};
 use crate::simd::{mul_add, simd, sum1, sum2, sum3};
 
 /// Rows per task, and per partial sum of the gradients of gain and bias.
@@ -60,14 +61,14 @@ pub fn norm(
 }
 
 #[derive(Clone, Debug)]
-struct Norm {
-    kind: NormKind,
-    eps: f32,
+pub(crate) struct Norm {
+    pub(crate) kind: NormKind,
+    pub(crate) eps: f32,
 }
 
 /// The input, the gain, and (mean, 1 / length) per row.
 #[derive(Clone, Debug)]
-struct Saved {
+pub(crate) struct Saved {
     x: FlexTensor,
     gain: Option<FlexTensor>,
     rows: Vec<[f32; 2]>,
@@ -142,10 +143,34 @@ simd! {
     }
 }
 
+fn width(dims: &[usize]) -> usize {
+    dims.last().copied().unwrap_or_default()
+}
+
+// SAFETY: `forward_row` writes a value for each of the row's, and a row is as long as the slots.
+unsafe impl Left for Norm {
+    type Row = [f32; 2];
+
+    fn columns(&self, source: usize) -> usize {
+        source
+    }
+
+    fn row(&self, kept: &Kept, row: usize, to: &mut [MaybeUninit<f32>]) -> [f32; 2] {
+        let x = &values(kept.source())[row * to.len()..(row + 1) * to.len()];
+        forward_row(self.kind, self.eps, x, kept.gain.as_ref().map(values), kept.bias.as_ref().map(values), to)
+    }
+
+    fn back(&self, kept: Kept, rows: Vec<[f32; 2]>, dy: FlexTensor, vectors: bool) -> [Option<FlexTensor>; 3] {
+        let x = kept.source.expect("kept for the way back");
+        let (dx, dgain, dbias) = self.clone().run_back(Saved { x, gain: kept.gain, rows }, dy, vectors);
+        [Some(dx), vectors.then_some(dgain), vectors.then_some(dbias)]
+    }
+}
+
 impl Norm {
     fn run(&self, x: FlexTensor, gain: Option<FlexTensor>, bias: Option<FlexTensor>) -> (FlexTensor, Saved) {
         let dims = shape(&x);
-        let (input, d) = (values(&x), dims[2]);
+        let (input, d) = (values(&x), width(&dims));
         let (g, b) = (gain.as_ref().map(values), bias.as_ref().map(values));
         let mut y = Unfilled::new(input.len());
         let rows = match input.is_empty() {
@@ -164,7 +189,7 @@ impl Norm {
     /// Gradients of the input, the gain and the bias.
     fn run_back(self, saved: Saved, dy: FlexTensor, vectors: bool) -> (FlexTensor, FlexTensor, FlexTensor) {
         let dims = shape(&saved.x);
-        let (x, dy, d) = (values(&saved.x), values(&dy), dims[2]);
+        let (x, dy, d) = (values(&saved.x), values(&dy), width(&dims));
         let gain = saved.gain.as_ref().map(values);
         let mut dx = Unfilled::new(x.len());
         let shared = Shared::new(dx.slots());

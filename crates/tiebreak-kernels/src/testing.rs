@@ -4,7 +4,22 @@ use std::sync::Mutex;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use crate::matrix::Bf16Kernel;
 use crate::simd::{Level, force};
+
+/// The bf16 kernels that the processor has.
+pub(crate) fn available_kernels() -> impl Iterator<Item = Bf16Kernel> {
+    [Bf16Kernel::Amx, Bf16Kernel::Avx512, Bf16Kernel::Plain].into_iter().filter(|k| k.available())
+}
+
+/// x to the nearest bf16, ties to even, by arithmetic: 8 bits of mantissa.
+pub(crate) fn rounded(x: f64) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    let unit = (x.abs().log2().floor() - 7.0).exp2();
+    (x / unit).round_ties_even() * unit
+}
 
 /// Runs a test with the loops of every instruction set that the processor has.
 pub(crate) fn at_every_level(test: impl Fn()) {

@@ -3,6 +3,7 @@
 //!
 //! Shapes in names: `n` tokens, `b` sequences, `t` positions, `d` model width, `v` vocabulary.
 
+pub mod generation;
 pub mod interface;
 mod model;
 pub mod orthogonal;

@@ -142,16 +142,19 @@ impl ModelConfig {
         (miss <= 0.01).then_some(d_ff)
     }
 
-    /// Estimated memory of training in single precision.
-    pub fn memory(&self, count: ParameterCount, vocabulary: usize, tokens: usize) -> Vec<MemoryLine> {
+    /// Estimated memory of training in single precision, with micro-batches of `tokens`.
+    pub fn memory(&self, head: &HeadConfig, vocabulary: usize, context: usize, tokens: usize) -> Vec<MemoryLine> {
         let d = self.d_model;
+        let count = self.count(head, vocabulary, context);
+        let shared = head.parameters(vocabulary, d).into_iter().filter(|(role, _)| *role == Role::Shared);
+        let shared: usize = shared.map(|(_, [rows, columns])| rows * columns).sum();
         // Inputs of the norms and products, packed q k v and one logarithm per score row; scores are not kept.
         let saved_per_token = self.n_layers * (8 * d + (self.mlp.up_width() + 1) * self.d_ff + self.n_heads) + 4 * d;
         let line = |name: &str, floats: usize| MemoryLine { name: name.into(), bytes: 4 * floats };
         vec![
             line("parameters", count.unique),
             line("gradients", count.trunk + 2 * vocabulary * d),
-            line("AdamW moments", 2 * count.unique),
+            line("AdamW moments (of shared parameters the input's part too)", 2 * count.unique + shared),
             line("activations of one micro-batch (estimate)", saved_per_token * tokens),
             line("head chunk", tiebreak_kernels::CHUNK.min(tokens) * vocabulary),
         ]

@@ -1,4 +1,5 @@
 use burn::tensor::{Device, Int, Tensor};
+use tiebreak_kernels::LogitHead;
 
 /// A language model as probes see it: a residual stream read at L + 1 points, a final norm, a pair of tables.
 ///
@@ -26,6 +27,14 @@ pub trait ProbedModel {
     /// The final norm of states `[n, d]`. Differentiable where the states are on the tape.
     fn final_norm(&self, state_nd: Tensor<2>) -> Tensor<2>;
 
-    /// Logits `[n, v]` of normed states `[n, d]`. Differentiable likewise.
-    fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2>;
+    /// The final norm's parameters, each `[1, d]`; none for a norm without any.
+    fn norm_parameters(&self) -> Vec<Tensor<2>>;
+
+    /// How logits follow from normed states: table, bias and logit map.
+    fn head(&self) -> LogitHead;
+
+    /// Logits `[n, v]` of normed states `[n, d]`, off the tape.
+    fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2> {
+        self.head().logits(normed_nd)
+    }
 }

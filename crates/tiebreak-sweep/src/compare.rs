@@ -441,6 +441,22 @@ mod tests {
     }
 
     #[test]
+    fn a_tag_twice_at_the_last_step_is_refused() {
+        let out = tempfile::tempdir().unwrap();
+        let folder = run(out.path(), "tied", 0, "complete", 1.0, "");
+        let file = folder.join("metrics.jsonl");
+        let lines = std::fs::read_to_string(&file).unwrap();
+        let again = lines.lines().find(|l| l.contains("\"step\":3") && l.contains("eval/ppl")).unwrap();
+        std::fs::write(&file, format!("{lines}{again}\n")).unwrap();
+        let options =
+            CompareOptions { dirs: vec![out.path().into()], baseline: None, metric: None, allow_mixed: false };
+        match compare(&options) {
+            Err(Error::Input(text)) => assert!(text.contains("eval/ppl") && text.contains("twice"), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
     fn only_complete_runs_count_and_pairs_are_by_seed() {
         let dir = tempfile::tempdir().unwrap();
         for (seed, tied, untied) in [(0, 2.0, 2.5), (1, 3.0, 3.25), (2, 4.0, 4.75)] {

@@ -32,7 +32,7 @@ pub fn expand(config: &SweepConfig, file: &Path) -> Result<Vec<Cell>, Error> {
     let mut cells = Vec::new();
     for arm in &config.arms {
         for grid in grid_points(&config.grid) {
-            for &seed in &config.seeds {
+            for &seed in arm.seeds(&config.seeds) {
                 cells.push(cell(config, file, &base, arm, &grid, seed)?);
             }
         }
@@ -103,7 +103,7 @@ pub(crate) fn parameters(config: &tiebreak_train::config::RunConfig) -> Result<u
     Ok(config.model.count(&config.head, vocabulary, config.data.context_length).unique)
 }
 
-/// Solves `model.d_ff` of the arm's cells so that each has as many parameters as the target's cell of the same grid point and seed.
+/// Solves `model.d_ff` of the arm's cells so that each has as many parameters as the target's cells of the same grid point.
 fn match_parameters(cells: &mut [Cell], arm: &Arm) -> Result<(), Error> {
     let Some(target) = &arm.match_parameters else { return Ok(()) };
     for index in 0..cells.len() {
@@ -111,7 +111,7 @@ fn match_parameters(cells: &mut [Cell], arm: &Arm) -> Result<(), Error> {
         if cell.arm != arm.name {
             continue;
         }
-        let same_point = |c: &&Cell| c.arm == *target && c.grid == cell.grid && c.seed == cell.seed;
+        let same_point = |c: &&Cell| c.arm == *target && c.grid == cell.grid;
         let Some(reference) = cells.iter().find(same_point) else { continue };
         let wanted = parameters(&reference.loaded.config)?;
         let config = &cell.loaded.config;
@@ -168,6 +168,21 @@ mod tests {
         }
         assert_eq!(all[2].loaded.config.optim.clip_norm, 0.5);
         assert_eq!(all[15].arm, "untied");
+    }
+
+    #[test]
+    fn an_arm_may_run_fewer_seeds() {
+        let arms = TWO.replacen("name = \"tied\"", "name = \"tied\"\nfirst_seeds = 1", 1);
+        let arms = format!("{arms}match_parameters = \"tied\"\n");
+        let all = cells(&format!("seeds = [7, 8]\n{arms}"), "[data]\ntokenizer = \"bpe:1000\"\n", &[]).unwrap();
+        let of: Vec<(&str, u64)> = all.iter().map(|c| (c.arm.as_str(), c.seed)).collect();
+        assert_eq!(of, [("tied", 7), ("untied", 7), ("untied", 8)]);
+        assert_eq!(all[1].loaded.config.model, all[2].loaded.config.model, "matched, though tied has no seed 8");
+        let few = cells(&format!("seeds = [7, 8]\n{arms}"), "", &["sweep.seeds=[3]"]).unwrap();
+        assert_eq!(few.iter().map(|c| c.seed).collect::<Vec<_>>(), [3, 3]);
+        let bad = "seeds = [0]\n[[sweep.arms]]\nname = \"a\"\nfirst_seeds = 0\n";
+        let message = cells(bad, "", &[]).unwrap_err().to_string();
+        assert!(message.contains("arm \"a\"") && message.contains("first_seeds = 0"), "{message}");
     }
 
     #[test]

@@ -5,47 +5,13 @@ use std::path::{Path, PathBuf};
 
 use tiebreak_data::did_you_mean;
 use tiebreak_train::Error;
-use tiebreak_train::config::{flatten, insert, parse_set, plain_name, read_table};
+use tiebreak_train::config::{insert, parse_set, plain_name, read_table};
 use toml::{Table, Value};
 
-const SWEEP_KEYS: [&str; 7] = ["name", "base", "seeds", "baseline", "metric", "arms", "grid"];
-const ARM_KEYS: [&str; 3] = ["name", "set", "match_parameters"];
+use crate::tags::check_metric;
 
-/// Every tag that a run of this build can write: what `sweep.metric` may be. The `grad/shared_` ones need a shared matrix.
-pub const TAGS: [&str; 32] = [
-    "train/loss",
-    "train/lr",
-    "train/epoch",
-    "train/tokens_per_second",
-    "train/grad_norm",
-    "train/clip_factor",
-    "train/nonfinite",
-    "eval/loss",
-    "eval/ppl",
-    "eval/bits_per_byte",
-    "eval/loss_decile/0",
-    "eval/loss_decile/1",
-    "eval/loss_decile/2",
-    "eval/loss_decile/3",
-    "eval/loss_decile/4",
-    "eval/loss_decile/5",
-    "eval/loss_decile/6",
-    "eval/loss_decile/7",
-    "eval/loss_decile/8",
-    "eval/loss_decile/9",
-    "grad/input_norm",
-    "grad/output_norm",
-    "grad/output_over_input",
-    "grad/output_share",
-    "grad/cosine",
-    "grad/input_signed_share",
-    "grad/output_signed_share",
-    "grad/authors/input_norm",
-    "grad/authors/output_norm",
-    "grad/authors/output_over_input",
-    "grad/shared_input_norm",
-    "grad/shared_output_norm",
-];
+const SWEEP_KEYS: [&str; 7] = ["name", "base", "seeds", "baseline", "metric", "arms", "grid"];
+const ARM_KEYS: [&str; 4] = ["name", "set", "match_parameters", "first_seeds"];
 
 /// One configuration that is compared with others.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +22,15 @@ pub struct Arm {
     pub set: BTreeMap<String, Value>,
     /// The arm whose parameter count `model.d_ff` is solved for.
     pub match_parameters: Option<String>,
+    /// How many of the sweep's seeds it runs, from the first; `None`: all.
+    pub first_seeds: Option<usize>,
+}
+
+impl Arm {
+    /// Its seeds among the sweep's.
+    pub fn seeds<'a>(&self, all: &'a [u64]) -> &'a [u64] {
+        &all[..self.first_seeds.unwrap_or(all.len()).min(all.len())]
+    }
 }
 
 /// A sweep file, checked. Cells are arms x grid x seeds; the base is no arm of its own.
@@ -103,7 +78,7 @@ impl SweepConfig {
         let mut base_sets = Table::new();
         // `[sweep.grid]` may write optim.lr quoted or not; a --set of the same key has to meet it.
         if let Some(Value::Table(grid)) = sweep.get_mut("grid") {
-            *grid = in_order(grid);
+            *grid = in_order("[sweep.grid]", grid).map_err(|e| e.at(&source))?;
         }
         for set in sets {
             let (key, value) = parse_set(set)?;
@@ -172,18 +147,24 @@ impl SweepConfig {
     }
 }
 
-/// Dotted keys of a table in the file's order, which says what varies slowest.
-fn in_order(table: &Table) -> Table {
+/// Dotted keys of a table in the file's order, which says what varies slowest. `"optim.lr"` and `optim.lr` are two keys to
+/// TOML and one to us.
+fn in_order(place: &str, table: &Table) -> Result<Table, Error> {
     let mut flat = Table::new();
     for (key, value) in table {
-        match value {
+        let leaves = match value {
             Value::Table(inner) if !inner.is_empty() => {
-                flat.extend(in_order(inner).into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)));
+                in_order(place, inner)?.into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)).collect()
             }
-            leaf => _ = flat.insert(key.clone(), leaf.clone()),
+            leaf => vec![(key.clone(), leaf.clone())],
+        };
+        for (key, value) in leaves {
+            if flat.insert(key.clone(), value).is_some() {
+                return Err(Error::Input(format!("{place}: {key} is given twice, quoted and not: keep one")));
+            }
         }
     }
-    flat
+    Ok(flat)
 }
 
 fn article(value: &Value) -> String {
@@ -269,7 +250,7 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
         }
         let set = match table.get("set") {
             None => BTreeMap::new(),
-            Some(Value::Table(set)) => flatten(set),
+            Some(Value::Table(set)) => in_order(&format!("{place}: set"), set)?.into_iter().collect(),
             Some(other) => {
                 return fail(format!(
                     "{place}: set = {other}: expected a table such as {{ \"head.mode\" = \"untied\" }}"
@@ -280,7 +261,16 @@ fn arms(value: Option<&Value>) -> Result<Vec<Arm>, Error> {
             owned_by_the_sweep(&format!("{place}: set"), key)?;
         }
         let target = text("match_parameters")?;
-        arms.push(Arm { name, set, match_parameters: Some(target).filter(|t| !t.is_empty()) });
+        let first_seeds = match table.get("first_seeds") {
+            None => None,
+            Some(Value::Integer(n)) if *n >= 1 => usize::try_from(*n).ok(),
+            Some(other) => {
+                return fail(format!(
+                    "{place}: first_seeds = {other}: expected how many of sweep.seeds it runs, from 1"
+                ));
+            }
+        };
+        arms.push(Arm { name, set, match_parameters: Some(target).filter(|t| !t.is_empty()), first_seeds });
     }
     for arm in &arms {
         let Some(target) = &arm.match_parameters else { continue };
@@ -311,7 +301,7 @@ fn grid(value: Option<&Value>, arms: &[Arm]) -> Result<Vec<(String, Vec<Value>)>
     let fail = |text: String| Err(Error::Input(text));
     let table = match value {
         None => return Ok(Vec::new()),
-        Some(Value::Table(table)) => in_order(table),
+        Some(Value::Table(table)) => in_order("[sweep.grid]", table)?,
         Some(other) => return fail(format!("sweep.grid is {}: expected the section [sweep.grid]", article(other))),
     };
     let mut grid = Vec::with_capacity(table.len());
@@ -361,18 +351,6 @@ pub(crate) fn plain(value: &Value) -> String {
     text.replace(['/', '\\'], "_")
 }
 
-fn check_metric(metric: &str) -> Result<(), Error> {
-    if TAGS.contains(&metric) {
-        return Ok(());
-    }
-    let near = if metric.contains('/') { metric.to_owned() } else { format!("eval/{metric}") };
-    Err(Error::Input(format!(
-        "sweep.metric = {metric:?}: no such tag{}; tags: {}",
-        did_you_mean(&near, TAGS.into_iter()),
-        TAGS.join(", ")
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,7 +390,7 @@ mod tests {
         let sweep = read(&text, &sets).unwrap();
         assert_eq!(sweep.seeds, [7]);
         assert_eq!(sweep.grid, [("optim.lr".to_owned(), vec![Value::Float(1e-2), Value::Float(1e-1)])]);
-        assert_eq!(flatten(&sweep.base_sets)["train.steps"], Value::Integer(5));
+        assert_eq!(tiebreak_train::config::flatten(&sweep.base_sets)["train.steps"], Value::Integer(5));
         assert!(refused(&text, &["seed=3"]).contains("sweep.seeds"));
         assert!(refused(&text, &["sweep.seed=3"]).contains("did you mean \"seeds\""));
     }
@@ -443,6 +421,10 @@ mod tests {
             (format!("{HEAD}{ARMS}[sweep.grid]\n\"optim.lr\" = []\n"), vec!["optim.lr", "at least one value"]),
             (format!("{HEAD}{ARMS}[sweep.grid]\noptim.lr = 3\n"), vec!["optim.lr", "list of values"]),
             (format!("{HEAD}{ARMS}[sweep.grid]\n\"optim.lr\" = [1, 1.0]\n"), vec!["optim.lr", "twice"]),
+            (
+                format!("{HEAD}{ARMS}[sweep.grid]\n\"optim.lr\" = [1]\noptim.lr = [2]\n"),
+                vec!["optim.lr", "given twice"],
+            ),
             (format!("{HEAD}{ARMS}[sweep.grid]\nhead.mode = [\"tied\"]\n"), vec!["\"untied\"", "head.mode"]),
         ];
         for (text, parts) in cases {
@@ -451,25 +433,6 @@ mod tests {
             for part in parts {
                 assert!(message.contains(part), "{part:?} not in: {message}");
             }
-        }
-    }
-
-    #[test]
-    fn only_tags_that_this_build_writes_are_metrics() {
-        for metric in TAGS {
-            check_metric(metric).unwrap();
-        }
-        for (metric, near) in [
-            ("eval/loss_decile/10", "eval/loss_decile/1"),
-            ("evil/ppl", "eval/ppl"),
-            ("grad/output_over_inptu", "grad/output_over_input"),
-            ("grad/author/input_norm", "grad/authors/input_norm"),
-        ] {
-            let message = check_metric(metric).unwrap_err().to_string();
-            assert!(message.contains(&format!("did you mean {near:?}")), "{message}");
-        }
-        for metric in ["align/a_to_b/cca", "lens/x", "update/input_norm", "eval/", "eval/loss_decile", ""] {
-            assert!(check_metric(metric).is_err(), "{metric}");
         }
     }
 

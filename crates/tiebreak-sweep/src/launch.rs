@@ -71,7 +71,7 @@ pub(crate) fn launch(
     let mut pending: Vec<Task> = Vec::new();
     let mut done = 0;
     for planned in plan {
-        match planned.folder.status()? {
+        match planned.status()? {
             Some(status) if status.state == RunState::Complete => done += 1,
             Some(status) if status.state == RunState::Diverged => failures.push(Failure {
                 name: planned.cell.name.clone(),
@@ -248,7 +248,7 @@ fn outcome(task: &Task, ended: std::io::Result<ExitStatus>, stop: bool) -> End {
         Ok(exit) => exit,
         Err(e) => return End::Failed(task.failure("failed", None, format!("cannot be waited for: {e}"))),
     };
-    let status = match task.planned.folder.status() {
+    let status = match task.planned.status() {
         Ok(status) => status,
         Err(e) => return End::Failed(task.failure("failed", None, e.to_string())),
     };

@@ -101,41 +101,70 @@ pub(crate) struct Scalars {
     pub tokens_per_second: Option<f64>,
 }
 
-#[derive(Deserialize)]
-struct Line<'a> {
-    step: u64,
-    #[serde(borrow)]
-    tag: Cow<'a, str>,
-    value: f64,
+/// Reads a `metrics.jsonl` and gives every scalar to `each`: step, tag, value.
+///
+/// # Errors
+/// [`Error::Input`] naming the file, and the line where one is damaged.
+pub fn each_scalar(path: &Path, mut each: impl FnMut(u64, &str, f64)) -> Result<(), Error> {
+    #[derive(Deserialize)]
+    struct Line<'a> {
+        step: u64,
+        #[serde(borrow)]
+        tag: Cow<'a, str>,
+        value: f64,
+    }
+    let failed = |e: std::io::Error| Error::Input(format!("{}: cannot be read: {e}", path.display()));
+    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
+    let (mut text, mut number) = (Vec::new(), 0);
+    loop {
+        text.clear();
+        if reader.read_until(b'\n', &mut text).map_err(failed)? == 0 {
+            return Ok(());
+        }
+        number += 1;
+        let line: Line = serde_json::from_slice(&text).map_err(|e| {
+            Error::Input(format!("{}: line {number}: {e}: the file is damaged; train the run again", path.display()))
+        })?;
+        each(line.step, &line.tag, line.value);
+    }
 }
 
 impl Scalars {
     fn read(path: &Path, last_step: u64) -> Result<Self, Error> {
-        let failed = |e: std::io::Error| Error::Input(format!("{}: cannot be read: {e}", path.display()));
-        let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
-        let (mut last, mut speeds) = (BTreeMap::new(), Vec::new());
-        let (mut text, mut number) = (Vec::new(), 0);
-        loop {
-            text.clear();
-            if reader.read_until(b'\n', &mut text).map_err(failed)? == 0 {
-                break;
+        let (mut last, mut speeds, mut twice) = (BTreeMap::new(), Vec::new(), None);
+        each_scalar(path, |step, tag, value| {
+            if tag == SPEED {
+                speeds.push(value);
             }
-            number += 1;
-            let line: Line = serde_json::from_slice(&text).map_err(|e| {
-                Error::Input(format!(
-                    "{}: line {number}: {e}: the file is damaged; train the run again",
-                    path.display()
-                ))
-            })?;
-            if line.tag == SPEED {
-                speeds.push(line.value);
+            if step == last_step && last.insert(tag.to_owned(), value).is_some() {
+                twice = Some(tag.to_owned());
             }
-            if line.step == last_step {
-                last.insert(line.tag.into_owned(), line.value);
-            }
+        })?;
+        if let Some(tag) = twice {
+            return Err(Error::Input(format!(
+                "{}: {tag} of step {last_step} is there twice: the file is damaged; train the run again",
+                path.display()
+            )));
         }
         Ok(Self { last, tokens_per_second: median(speeds) })
     }
+}
+
+/// The values of each of `tags` by step, ascending, from a run's `metrics.jsonl`; a tag that the run lacks has none.
+///
+/// # Errors
+/// [`Error::Input`] naming the file, and the line that is damaged.
+pub fn series(path: &Path, tags: &[&str]) -> Result<BTreeMap<String, Vec<(u64, f64)>>, Error> {
+    let mut found: BTreeMap<String, Vec<(u64, f64)>> = tags.iter().map(|tag| (tag.to_string(), Vec::new())).collect();
+    each_scalar(path, |step, tag, value| {
+        if let Some(values) = found.get_mut(tag) {
+            values.push((step, value));
+        }
+    })?;
+    for values in found.values_mut() {
+        values.sort_by_key(|(step, _)| *step);
+    }
+    Ok(found)
 }
 
 /// Runs, and sweeps' records, found from folders that a user named.

@@ -36,16 +36,20 @@ pub struct Paired {
     pub pairs: usize,
 }
 
+/// Half the width of a 95 % t interval of a mean of `n` values with standard error `error`; `None` below three values.
+pub fn half_width(error: f64, n: usize) -> Option<f64> {
+    let freedom = n.checked_sub(1).filter(|_| n >= FEWEST_PAIRS)?;
+    Some(StudentsT::new(0.0, 1.0, freedom as f64).ok()?.inverse_cdf(0.975) * error)
+}
+
 /// Mean and 95 % t interval (n - 1 degrees of freedom) of paired differences.
 pub fn paired(differences: &[f64]) -> Paired {
     let (pairs, mean_difference) = (differences.len(), mean(differences));
     let interval = |mean: f64| {
-        let freedom = (pairs - 1) as f64;
-        let t = StudentsT::new(0.0, 1.0, freedom).ok()?.inverse_cdf(0.975);
-        let half = t * sd(differences)? / (pairs as f64).sqrt();
+        let half = half_width(sd(differences)? / (pairs as f64).sqrt(), pairs)?;
         Some([mean - half, mean + half])
     };
-    let ci95 = mean_difference.filter(|_| pairs >= FEWEST_PAIRS).and_then(interval);
+    let ci95 = mean_difference.and_then(interval);
     Paired { mean_difference, ci95, pairs }
 }
 

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 
 use tiebreak_data::Lock;
 use tiebreak_train::Error;
-use tiebreak_train::device::DeviceSpec;
+use tiebreak_train::device::{self, DeviceSpec};
 use tiebreak_train::folder::{RunFolder, RunState};
 
 use crate::compare::compare_cells;
 use crate::expand::parameters;
 use crate::launch::{LaunchOptions, failure_table, launch, split};
-use crate::plan::{plan, plan_if_cached};
+use crate::lens::check_lens_metric;
+use crate::plan::{Planned, plan, plan_if_cached};
 use crate::runs::find;
 use crate::summary::{SWEEP_FILE, SweepRecord, declare, differing, flat, write_json, write_summary};
 use crate::table::{grouped, plain_table};
@@ -48,8 +49,10 @@ impl Sweep {
         let cells = expand(&config, path)?;
         for cell in &cells {
             let place = |e: Error| e.at(format_args!("{}: arm {:?}", path.display(), cell.name));
-            cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
+            let kind = cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).map_err(place)?;
+            device::precision(cell.loaded.config.train.precision, kind).map_err(place)?;
             cell.loaded.config.data.check_sources().map_err(place)?;
+            check_lens_metric(&config.metric, &cell.loaded.config).map_err(place)?;
         }
         Ok(Self { config, cells })
     }
@@ -70,7 +73,8 @@ impl Sweep {
         );
         let keys = differing(&self.cells);
         let mut table = plain_table(["cell", "parameters", "sets"].map(String::from).to_vec());
-        for cell in self.cells.iter().filter(|cell| cell.seed == config.seeds[0]) {
+        let firsts = |(index, cell): &(usize, &Cell)| !self.cells[..*index].iter().any(|c| c.name == cell.name);
+        for (_, cell) in self.cells.iter().enumerate().filter(firsts) {
             let flat = flat(cell);
             let sets: Vec<String> = keys.iter().filter_map(|key| Some(format!("{key} = {}", flat.get(key)?))).collect();
             let parameters = grouped(parameters(&cell.loaded.config)? as u64);
@@ -101,9 +105,7 @@ impl Sweep {
             let config = &cell.loaded.config;
             let (name, state) = match planned {
                 None => ("(named once the data is prepared)".to_owned(), None),
-                Some(planned) => {
-                    (planned.folder_name(), planned.folder.status()?.map(|status| (status.state, status.step)))
-                }
+                Some(planned) => (planned.folder_name(), planned.status()?.map(|status| (status.state, status.step))),
             };
             let state = match state {
                 Some((RunState::Complete, _)) => "complete".to_owned(),
@@ -127,7 +129,7 @@ impl Sweep {
                 state,
             ]);
         }
-        let how = match self.split(jobs, left) {
+        let how = match threads(&self.cells, jobs, left) {
             _ if left == 0 => String::new(),
             (jobs, threads) => format!(", {} at a time with {threads} threads each", jobs.min(left)),
         };
@@ -150,34 +152,17 @@ impl Sweep {
         if options.stop.load(Ordering::Relaxed) {
             return Ok(SweepOutcome::Interrupted);
         }
-        let unusable = |e: &dyn std::fmt::Display| {
-            Error::Input(format!(
-                "--out {}: the sweep's folder cannot be written: {e}; choose another --out",
-                out.display()
-            ))
-        };
-        // Before anything is written, so that a folder that somebody else owns stays as it is.
-        let _lock = match Lock::try_acquire(&folder.join("sweep.lock")) {
-            Err(e) => return Err(unusable(&e)),
-            Ok(None) => return Err(Error::Input(format!("{}: another process runs this sweep", folder.display()))),
-            Ok(Some(lock)) => lock,
-        };
-        let cells = folder.join("cells");
-        std::fs::create_dir_all(&cells).map_err(|e| unusable(&format_args!("{}: {e}", cells.display())))?;
+        let _lock = occupy(&folder).map_err(|e| e.at(format_args!("--out {}", out.display())))?;
         let names: Vec<String> = planned.iter().map(|p| p.folder_name()).collect();
         let record = SweepRecord::new(&self.config, self.cells.iter().zip(names.iter().map(String::as_str)));
         write_json(&folder.join(SWEEP_FILE), &record)?;
         declare(&folder, &self.config, &self.cells)?;
 
-        let mut left = 0;
-        for cell in &planned {
-            let status = cell.folder.status()?;
-            left += !status.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged)) as usize;
-        }
-        let failures = launch(&planned, &folder, self.split(options.jobs, left), &options)?;
+        let left = left(&planned)?;
+        let failures = launch(&planned, &folder, threads(&self.cells, options.jobs, left), &options)?;
         let mut complete = 0;
         for cell in &planned {
-            complete += cell.folder.status()?.is_some_and(|s| s.state == RunState::Complete) as usize;
+            complete += cell.status()?.is_some_and(|s| s.state == RunState::Complete) as usize;
         }
         if options.stop.load(Ordering::Relaxed) && complete + failures.len() < planned.len() {
             tracing::warn!("interrupted with {complete} of {} cells complete; the same command goes on", planned.len());
@@ -224,12 +209,73 @@ impl Sweep {
         }
         Ok(folder)
     }
+}
 
-    fn split(&self, jobs: Option<usize>, left: usize) -> (usize, usize) {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = self.cells.iter().map(|cell| cell.loaded.config.threads).max().unwrap_or(0);
-        split(jobs, threads, left, cores)
+/// How [`train_cells`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CellsOutcome {
+    /// All are complete, or diverged and listed here by their run folders.
+    Complete(Vec<PathBuf>),
+    /// Some failed; the text names them.
+    Failures(String),
+    /// A signal came; cells wrote checkpoints.
+    Interrupted,
+}
+
+/// Trains every cell that is not done, with `folder` for their runs, and compares nothing. Cells of one identity must be given once.
+///
+/// # Errors
+/// As [`Sweep::run`].
+pub fn train_cells(cells: &[Cell], folder: &Path, options: &LaunchOptions) -> Result<CellsOutcome, Error> {
+    check_jobs(options.jobs)?;
+    let planned = plan(cells, folder)?;
+    if options.stop.load(Ordering::Relaxed) {
+        return Ok(CellsOutcome::Interrupted);
     }
+    let _lock = occupy(folder)?;
+    let failures = launch(&planned, folder, threads(cells, options.jobs, left(&planned)?), options)?;
+    if failures.iter().any(|failure| failure.state != "diverged") {
+        return Ok(CellsOutcome::Failures(failure_table(&failures)));
+    }
+    let mut diverged = Vec::new();
+    for cell in &planned {
+        match cell.status()?.map(|status| status.state) {
+            Some(RunState::Complete) => {}
+            Some(RunState::Diverged) => diverged.push(cell.folder.0.clone()),
+            _ => return Ok(CellsOutcome::Interrupted),
+        }
+    }
+    Ok(CellsOutcome::Complete(diverged))
+}
+
+/// Makes and locks a sweep's folder, before anything else is written, so that a folder that somebody else owns stays as it is.
+fn occupy(folder: &Path) -> Result<Lock, Error> {
+    let unusable = |e: &dyn std::fmt::Display| {
+        Error::Input(format!("the sweep's folder cannot be written: {e}; choose another --out"))
+    };
+    let lock = match Lock::try_acquire(&folder.join("sweep.lock")) {
+        Err(e) => return Err(unusable(&e)),
+        Ok(None) => return Err(Error::Input(format!("{}: another process runs this sweep", folder.display()))),
+        Ok(Some(lock)) => lock,
+    };
+    let cells = folder.join("cells");
+    std::fs::create_dir_all(&cells).map_err(|e| unusable(&format_args!("{}: {e}", cells.display())))?;
+    Ok(lock)
+}
+
+/// How many cells are neither complete nor diverged.
+fn left(planned: &[Planned]) -> Result<usize, Error> {
+    planned.iter().try_fold(0, |left, cell| {
+        let done = cell.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged));
+        Ok(left + usize::from(!done))
+    })
+}
+
+/// Cells at a time and threads for each.
+fn threads(cells: &[Cell], jobs: Option<usize>, left: usize) -> (usize, usize) {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = cells.iter().map(|cell| cell.loaded.config.threads).max().unwrap_or(0);
+    split(jobs, threads, left, cores)
 }
 
 fn check_jobs(jobs: Option<usize>) -> Result<(), Error> {

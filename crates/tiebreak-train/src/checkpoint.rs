@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{Error, sha256_hex};
+use tiebreak_model::interface::Role;
 use tiebreak_model::{Model, Parameter};
 
 use crate::intervene;
@@ -18,6 +19,8 @@ use crate::track::Lengths;
 const MODEL: &str = "model.safetensors";
 const OPTIMISER: &str = "optimiser.safetensors";
 const STATE: &str = "state.json";
+/// The input side's part of a shared parameter's first moment.
+const INPUT: &str = "first_input";
 
 /// Everything of a run that is neither model nor moments. Data order and learning rate follow from the step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,7 +72,10 @@ pub fn save(
     let moments: Vec<(String, &Tensor<2>)> = optimiser
         .moments()
         .iter()
-        .flat_map(|(path, m)| [(format!("{path}/first"), &m.first), (format!("{path}/second"), &m.second)])
+        .flat_map(|(path, m)| {
+            let input = m.input.as_ref().map(|input| (format!("{path}/{INPUT}"), input));
+            [(format!("{path}/first"), &m.first), (format!("{path}/second"), &m.second)].into_iter().chain(input)
+        })
         .chain(memory.rotation_dd.iter().map(|rotation_dd| (ROTATION.to_owned(), rotation_dd)))
         .collect();
     let origin = || ("origin", format!("step {} of run {}", state.step, state.identity));
@@ -140,9 +146,16 @@ pub fn load(
     let file = path.join(OPTIMISER);
     let mut stored = tensors::read(&file, device)?;
     let mut moments = BTreeMap::new();
-    for parameter in model.parameters() {
-        let mut take = |which: &str| take(&file, &mut stored, &format!("{}/{which}", parameter.path), &parameter.value);
-        moments.insert(parameter.path.clone(), Moments { first: take("first")?, second: take("second")? });
+    let mut failed = None;
+    model.visit(&mut |parameter, role| {
+        let shared = role == Some(Role::Shared);
+        match take_moments(&file, &mut stored, parameter, shared) {
+            Ok(found) => _ = moments.insert(parameter.path.clone(), found),
+            Err(e) => _ = failed.get_or_insert(e),
+        }
+    });
+    if let Some(e) = failed {
+        return Err(e);
     }
     *memory = Memory { intervene, rotation_dd: stored.remove(ROTATION) };
     refuse_rest(&file, &stored)?;
@@ -200,6 +213,25 @@ fn take(
         )));
     }
     Ok(tensor)
+}
+
+fn take_moments(
+    file: &Path,
+    stored: &mut BTreeMap<String, Tensor<2>>,
+    parameter: &Parameter,
+    shared: bool,
+) -> Result<Moments, Error> {
+    let Parameter { path, value, .. } = parameter;
+    if shared && !stored.contains_key(&format!("{path}/{INPUT}")) {
+        // From zeros the update/ tags would be wrong for a while, and unlike those of a run that was never interrupted.
+        return Err(Error::Failed(format!(
+            "{}: {path}/{INPUT} is missing: an earlier version wrote this checkpoint; remove the run's folder to train it again",
+            file.display(),
+        )));
+    }
+    let mut get = |which: &str| take(file, stored, &format!("{path}/{which}"), value);
+    let input = if shared { Some(get(INPUT)?) } else { None };
+    Ok(Moments { first: get("first")?, second: get("second")?, input })
 }
 
 fn refuse_rest(file: &Path, stored: &BTreeMap<String, Tensor<2>>) -> Result<(), Error> {

@@ -4,6 +4,9 @@ use std::str::FromStr;
 
 use burn::tensor::Device;
 use tiebreak_data::Error;
+use tiebreak_kernels::{Bf16Kernel, Precision};
+
+use crate::config;
 
 /// What `device = "..."` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,23 @@ impl DeviceSpec {
     }
 }
 
+/// What `train.precision` means here, refused where a device or this processor lacks it or would be slower with it.
+pub fn precision(wanted: config::Precision, kind: DeviceKind) -> Result<Precision, Error> {
+    let refused =
+        |why: &str| Err(Error::Input(format!("train.precision = \"bf16\": {why}; use train.precision = \"f32\"")));
+    match (wanted, kind) {
+        (config::Precision::F32, _) => Ok(Precision::F32),
+        (config::Precision::Bf16, DeviceKind::Flex) => match Bf16Kernel::fastest() {
+            Some(kernel) => Ok(Precision::Bf16(kernel)),
+            None => refused(
+                "this processor has no bf16 product that is faster than f32 (AMX-BF16, or a fast AVX512-BF16), \
+                 or TIEBREAK_SIMD keeps it from being used",
+            ),
+        },
+        (config::Precision::Bf16, _) => refused(&format!("device \"{}\" has no bf16 products", kind.name())),
+    }
+}
+
 fn missing(kind: DeviceKind) -> Error {
     Error::Input(format!(
         "device = \"{0}\" is not in this build: build with --features {0}, or use device = \"flex\"",
@@ -102,6 +122,19 @@ pub fn open(kind: DeviceKind) -> Result<Device, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bf16_is_a_kernel_that_the_processor_has_or_is_refused() {
+        assert_eq!(precision(config::Precision::F32, DeviceKind::NdArray).unwrap(), Precision::F32);
+        let mut refused = vec![precision(config::Precision::Bf16, DeviceKind::NdArray)];
+        match precision(config::Precision::Bf16, DeviceKind::Flex) {
+            Ok(found) => assert!(matches!(found, Precision::Bf16(kernel) if kernel.available())),
+            error => refused.push(error),
+        }
+        for error in refused.into_iter().map(|r| r.unwrap_err().to_string()) {
+            assert!(error.contains("train.precision = \"bf16\"") && error.contains("\"f32\""), "{error}");
+        }
+    }
 
     #[test]
     fn names_and_refusals() {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{Error, Lock, write_atomic};
 
+use crate::config::RunConfig;
+
 /// How names begin of what is not written to its end yet.
 const TEMPORARY: &str = ".tmp-";
 
@@ -64,9 +66,33 @@ impl RunFolder {
         self.0.join("checkpoints")
     }
 
+    /// Tables kept for good: see [`crate::KeptTables`].
+    pub fn tables(&self) -> PathBuf {
+        self.0.join("tables")
+    }
+
     /// E and U at `step`.
     pub fn table(&self, step: u64) -> PathBuf {
-        self.0.join("tables").join(format!("step-{step}.safetensors"))
+        self.tables().join(format!("step-{step}.safetensors"))
+    }
+
+    /// Steps whose tables were kept, ascending.
+    pub fn table_steps(&self) -> Result<Vec<u64>, Error> {
+        let folder = self.tables();
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(|e| Error::Failed(format!("{}: cannot be read: {e}", folder.display())))?,
+        };
+        let step = |name: String| name.strip_prefix("step-")?.strip_suffix(".safetensors")?.parse().ok();
+        let names = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+        let mut steps: Vec<u64> = names.filter_map(step).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// What a command measured at `step`.
+    pub fn probe(&self, what: &str, step: u64) -> PathBuf {
+        self.0.join("probes").join(format!("{what}-step-{step}.json"))
     }
 
     fn status_file(&self) -> PathBuf {
@@ -88,9 +114,22 @@ impl RunFolder {
         Ok(Some(status))
     }
 
+    /// The same for a run of `config`: complete without the lens that this asks for counts as interrupted.
+    pub fn status_for(&self, config: &RunConfig) -> Result<Option<Status>, Error> {
+        let mut status = self.status()?;
+        if let Some(status) = &mut status
+            && status.state == RunState::Complete
+            && config.lens.after_training
+            && !self.lens_report(config.train.steps, config.lens.recipe, None).is_file()
+        {
+            status.state = RunState::Interrupted;
+        }
+        Ok(status)
+    }
+
     /// Removes what a killed process left half written. The caller holds the lock.
     pub fn clean(&self) -> Result<(), Error> {
-        for folder in [self.0.clone(), self.0.join("tables"), self.checkpoints()] {
+        for folder in [self.0.clone(), self.tables(), self.checkpoints()] {
             let failed = |e: std::io::Error| Error::Failed(format!("{}: cannot be tidied: {e}", folder.display()));
             let entries = match fs::read_dir(&folder) {
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
@@ -119,11 +158,21 @@ impl RunFolder {
 
     /// The number of ids that `env.json` records; `None` if there is no such file.
     pub fn vocabulary(&self) -> Result<Option<usize>, Error> {
+        Ok(self.recorded("vocabulary")?.and_then(|value| value.as_u64()).map(|ids| ids as usize))
+    }
+
+    /// The hash of the tokenizer that `env.json` records; `None` if there is no such file.
+    pub fn tokenizer_hash(&self) -> Result<Option<String>, Error> {
+        Ok(self.recorded("tokenizer_hash")?.and_then(|value| value.as_str().map(str::to_owned)))
+    }
+
+    /// What `env.json` says of the data under `key`.
+    fn recorded(&self, key: &str) -> Result<Option<serde_json::Value>, Error> {
         let path = self.env();
         let Ok(bytes) = fs::read(&path) else { return Ok(None) };
         let env: serde_json::Value = serde_json::from_slice(&bytes)
             .map_err(|e| Error::Input(format!("{}: {e}: not a run's env.json", path.display())))?;
-        Ok(env["data"]["vocabulary"].as_u64().map(|ids| ids as usize))
+        Ok(env["data"].get(key).cloned())
     }
 
     /// Replaces `status.json`.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use tiebreak_data::{Error, Prepared, prepare};
-use tiebreak_model::interface::{Head, Table};
+use tiebreak_kernels::{LogitHead, LogitMap};
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
@@ -57,6 +57,14 @@ impl TrainedModel {
             }
         };
         let data = prepare(&config.data)?;
+        if let Some(recorded) = folder.tokenizer_hash()?.filter(|recorded| recorded != data.tokenizer.hash()) {
+            return Err(Error::Input(format!(
+                "{name}: trained with another tokenizer than data.tokenizer = {:?} gives now ({recorded:.12}, now {:.12}): its \
+                 ids would stand for other text. Has the corpus or the tokenizer's file changed? Put it back, or train anew",
+                config.data.tokenizer,
+                data.tokenizer.hash()
+            )));
+        }
         let device = device::open(config.device.parse::<DeviceSpec>()?.kind()?)?;
         let vocabulary = data.tokenizer.vocabulary();
         let context = config.data.context_length;
@@ -67,13 +75,21 @@ impl TrainedModel {
     }
 }
 
-impl ProbedModel for TrainedModel {
+/// A model as probes see it.
+pub struct Probed<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Most positions of a sequence.
+    pub context: usize,
+}
+
+impl ProbedModel for Probed<'_> {
     fn layers(&self) -> usize {
         self.model.trunk.layers()
     }
 
     fn context(&self) -> usize {
-        self.config.data.context_length
+        self.context
     }
 
     fn device(&self) -> Device {
@@ -97,8 +113,57 @@ impl ProbedModel for TrainedModel {
         self.model.trunk.final_norm(state_nd.reshape([1, n, d])).reshape([n, d])
     }
 
-    fn logits(&self, normed_nd: Tensor<2>) -> Tensor<2> {
-        let tables = self.model.interface.tables();
-        Head::new(&tables, &self.model.logit_map, |table| Table::whole(table.formed())).logits(normed_nd)
+    fn norm_parameters(&self) -> Vec<Tensor<2>> {
+        self.model.trunk.final_norm_parameters().into_iter().map(|p| p.value).collect()
+    }
+
+    fn head(&self) -> LogitHead {
+        let map = LogitMap { bias_1v: self.model.interface.tables().bias_1v, ..self.model.logit_map.clone() };
+        LogitHead { output_vd: self.output_vd(), map }
+    }
+}
+
+impl TrainedModel {
+    /// The model for probes that look while something else holds the rest.
+    pub fn probed(&self) -> Probed<'_> {
+        Probed { model: &self.model, context: self.config.data.context_length }
+    }
+}
+
+impl ProbedModel for TrainedModel {
+    fn layers(&self) -> usize {
+        self.probed().layers()
+    }
+
+    fn context(&self) -> usize {
+        self.probed().context()
+    }
+
+    fn device(&self) -> Device {
+        self.probed().device()
+    }
+
+    fn input_vd(&self) -> Tensor<2> {
+        self.probed().input_vd()
+    }
+
+    fn output_vd(&self) -> Tensor<2> {
+        self.probed().output_vd()
+    }
+
+    fn states(&self, ids_bt: Tensor<2, Int>) -> Vec<Tensor<3>> {
+        self.probed().states(ids_bt)
+    }
+
+    fn final_norm(&self, state_nd: Tensor<2>) -> Tensor<2> {
+        self.probed().final_norm(state_nd)
+    }
+
+    fn norm_parameters(&self) -> Vec<Tensor<2>> {
+        self.probed().norm_parameters()
+    }
+
+    fn head(&self) -> LogitHead {
+        self.probed().head()
     }
 }

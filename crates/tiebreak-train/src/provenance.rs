@@ -1,7 +1,7 @@
-//! What each side gives to the table: the grad/ scalars.
+//! What each side gives to the table: the grad/ and update/ scalars.
 
 use burn::tensor::Tensor;
-use tiebreak_kernels::{RowProducts, row_products, same_buffer, squares};
+use tiebreak_kernels::{Moved, RowProducts, row_products, same_buffer, squares};
 use tiebreak_model::interface::Sides;
 
 use crate::intervene::Factors;
@@ -27,6 +27,10 @@ pub struct Provenance {
     /// Squared norms of dL/dx0 and G_out of the last micro-batch.
     authors: (f64, f64),
     factors: Factors,
+    /// Rows of G_in and G_out, squared.
+    rows: [Vec<f64>; 2],
+    /// What the step's update of the tables (roles shared, input and output) came to; `None` before it, or without one.
+    pub moved: Option<Moved>,
 }
 
 impl Provenance {
@@ -39,7 +43,7 @@ impl Provenance {
         factors: Factors,
     ) -> Self {
         let RowProducts { aa, bb, ab } = row_products(input_vd, output_vd);
-        let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
+        let [input, output, dot] = [&aa, &bb, &ab].map(|rows| rows.iter().sum::<f64>());
         let total = |parts: &[Sides], side: fn(&Sides) -> &Option<Tensor<2>>| {
             squares(parts.iter().filter_map(|s| side(s).as_ref())).iter().sum::<f64>()
         };
@@ -51,11 +55,16 @@ impl Provenance {
         let square = |t: &Tensor<2>| squares([t].into_iter())[0];
         // The only micro-batch's G_out is the step's.
         let last_output = if same_buffer(output_vd, &last.1) { output } else { square(&last.1) };
-        Self { input, output, dot, shared, authors: (square(&last.0), last_output), factors }
+        let authors = (square(&last.0), last_output);
+        Self { input, output, dot, shared, authors, factors, rows: [aa, bb], moved: None }
     }
 
-    /// The tags of the step. Ratios whose denominator is 0 are left out.
-    pub fn scalars(&self) -> Vec<(Tag, f64)> {
+    /// The tags of the step; `groups` are [`tiebreak_data::seen_deciles`]. Ratios whose denominator is 0 and groups
+    /// without an id are left out.
+    ///
+    /// An update's share after AdamW is <u_side, u> / |u|^2 over all tables, weight decay left out: the update of a shared table
+    /// splits as its first moment does, that of a table of one side is all that side's. The two shares sum to 1.
+    pub fn scalars(&self, groups: &[Option<u8>]) -> Vec<(Tag, f64)> {
         let (a, b, c) = (self.input, self.output, self.dot);
         let (input, output) = (a.sqrt(), b.sqrt());
         let (si, so) = (self.factors.input, self.factors.output);
@@ -77,7 +86,24 @@ impl Provenance {
             tags.push(("grad/shared_input_norm".into(), input.sqrt()));
             tags.push(("grad/shared_output_norm".into(), output.sqrt()));
         }
-        tags.retain(|(_, value)| value.is_finite());
+        if let Some(moved) = self.moved {
+            let input = moved.input / moved.whole;
+            tags.extend([
+                ("update/input_signed_share".into(), input),
+                ("update/output_signed_share".into(), 1.0 - input),
+            ]);
+        }
+        for (side, rows) in ["input", "output"].into_iter().zip(&self.rows) {
+            let mut sums = [None; 10];
+            for (row, group) in rows.iter().zip(groups) {
+                if let Some(group) = group {
+                    *sums[*group as usize].get_or_insert(0.0) += row;
+                }
+            }
+            let sums = sums.into_iter().enumerate();
+            tags.extend(sums.filter_map(|(k, sum)| Some((format!("grad/decile/{k}/{side}_norm").into(), sum?.sqrt()))));
+        }
+        tags.retain(|(_, value): &(Tag, f64)| value.is_finite());
         tags
     }
 }
@@ -100,8 +126,10 @@ mod tests {
         let output = matrix([[0.0, 0.0], [30.0, 40.0]]);
         let sides = Sides { input: Some(input.clone()), output: Some(output.clone()) };
         let factors = Factors { input: 2.0, output: 1.0 };
-        let found = Provenance::measure(&input, &output, Shared::Parts(&[sides]), (x0, output.clone()), factors);
-        let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
+        let mut found = Provenance::measure(&input, &output, Shared::Parts(&[sides]), (x0, output.clone()), factors);
+        found.moved = Some(Moved { input: 0.5, whole: 2.0 });
+        // The first row is in group 0, the second never occurs.
+        let tags: BTreeMap<Tag, f64> = found.scalars(&[Some(0), None]).into_iter().collect();
         let expected = [
             ("grad/input_norm", 25.0),
             ("grad/output_norm", 50.0),
@@ -116,6 +144,10 @@ mod tests {
             ("grad/authors/output_over_input", 50.0 / (5.0 * 5f64.sqrt())),
             ("grad/shared_input_norm", 25.0),
             ("grad/shared_output_norm", 50.0),
+            ("grad/decile/0/input_norm", 25.0),
+            ("grad/decile/0/output_norm", 0.0),
+            ("update/input_signed_share", 0.25),
+            ("update/output_signed_share", 0.75),
         ];
         assert_eq!(tags.len(), expected.len());
         for (tag, value) in expected {
@@ -128,7 +160,7 @@ mod tests {
         let (input, output) = (matrix([[1.0, 0.0]]), matrix([[-3.0, 1.0]]));
         let found =
             Provenance::measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
-        let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
+        let tags: BTreeMap<Tag, f64> = found.scalars(&[]).into_iter().collect();
         // G = (-2, 1): <G_in, G> = -2, <G_out, G> = 7, |G|^2 = 5.
         assert!((tags["grad/input_signed_share"] + 0.4).abs() < 1e-12);
         assert!((tags["grad/output_signed_share"] - 1.4).abs() < 1e-12);
@@ -136,11 +168,26 @@ mod tests {
     }
 
     #[test]
+    fn groups_sum_the_squares_of_their_rows() {
+        let input = matrix([[3.0, 4.0], [1.0, 0.0], [0.0, 12.0], [9.0, 9.0]]);
+        let output = matrix([[0.0, 2.0], [5.0, 0.0], [0.0, 0.0], [8.0, 1.0]]);
+        let last = (input.clone(), output.clone());
+        let found = Provenance::measure(&input, &output, Shared::Parts(&[]), last, Factors::NONE);
+        let tags: BTreeMap<Tag, f64> = found.scalars(&[Some(9), Some(2), Some(9), None]).into_iter().collect();
+        assert_eq!(tags["grad/decile/9/input_norm"], 13.0);
+        assert_eq!(tags["grad/decile/9/output_norm"], 2.0);
+        assert_eq!(tags["grad/decile/2/input_norm"], 1.0);
+        assert_eq!(tags["grad/decile/2/output_norm"], 5.0);
+        assert_eq!(tags.keys().filter(|tag| tag.starts_with("grad/decile/")).count(), 4, "empty groups have no tag");
+        assert!(!tags.keys().any(|tag| tag.starts_with("update/")), "nothing was moved");
+    }
+
+    #[test]
     fn a_side_without_gradient_has_no_ratio() {
         let (input, output) = (matrix([[0.0, 0.0]]), matrix([[3.0, 4.0]]));
         let found =
             Provenance::measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
-        let tags: BTreeMap<Tag, f64> = found.scalars().into_iter().collect();
+        let tags: BTreeMap<Tag, f64> = found.scalars(&[]).into_iter().collect();
         assert_eq!(tags["grad/output_share"], 1.0);
         assert!(!tags.contains_key("grad/output_over_input") && !tags.contains_key("grad/cosine"));
     }

@@ -9,20 +9,24 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, window_count,
-    write_atomic,
+    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, seen_deciles,
+    window_count, write_atomic,
 };
-use tiebreak_kernels::squares;
+use tiebreak_kernels::{Precision, squares};
 use tiebreak_model::{Model, Placement, Vocabulary};
 
+use crate::checkpoint;
 use crate::config::{RunConfig, identity, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
+use crate::lens::{LensJob, train_lens};
 use crate::optim::AdamW;
+use crate::probed::Probed;
+use crate::probes::Probes;
+use crate::residual::update_over_stream;
 use crate::step::{Memory, MicroBatch, gradients, update};
 use crate::track::{HParam, Lengths, Progress, Tag, Trackers};
-use crate::{checkpoint, tensors};
 
 /// How a run ended without an error of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +66,14 @@ struct Recorded {
 struct Start {
     from_step: u64,
     threads: usize,
+    /// Arithmetic of the step, [`Precision::describe`].
+    #[serde(default)]
+    products: String,
     command: Vec<String>,
 }
+
+/// Validation tokens on which residual/ is measured, in whole windows spread evenly.
+const RESIDUAL_TOKENS: usize = 4096;
 
 /// Burn's version as pinned in the workspace's manifest.
 pub const BURN_VERSION: &str = "0.22.1";
@@ -75,6 +85,7 @@ fn recorded(folder: &RunFolder) -> Recorded {
 /// Trains, or goes on training, one run.
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
     let kind = config.device.parse::<DeviceSpec>()?.kind()?;
+    let precision = device::precision(config.train.precision, kind)?;
     let out = options.out.display();
     if RunFolder::is_run(options.out) {
         return Err(Error::Input(format!(
@@ -109,6 +120,16 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
             )));
         }
     }
+    let device = device::open(kind)?;
+    let threads = threads(config, &folder);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
+    let counts = frequencies(&data.train);
+    let ready = || {
+        let model = init(config, &counts, &device);
+        Probes::open(config, &data, counts.clone(), &*model.interface).map(|probes| (model, probes))
+    };
+    let (model, probes) = pool.install(ready)?;
     std::fs::create_dir_all(&folder.0)
         .map_err(|e| Error::Input(format!("--out {out}: cannot make the folder {}: {e}", folder.0.display())))?;
     let lock = folder.lock().map_err(|e| Error::Input(format!("--out {out}: {e}")))?;
@@ -119,14 +140,12 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
         (options.announce)(&folder.0);
         return Ok(Outcome::AlreadyComplete);
     }
-    let device = device::open(kind)?;
-    let threads = threads(config, &folder);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
     (options.announce)(&folder.0);
-    let run = Run { config, data: &data, identity: &identity, folder: &folder, device, kind, threads };
+    let (data, counts, probes) = (&data, &counts[..], &probes);
+    let run =
+        Run { config, data, counts, probes, identity: &identity, folder: &folder, device, kind, precision, threads };
     let mut step = before.map_or(0, |s| s.step);
-    let ended = pool.install(|| run.go(options, &mut step));
+    let ended = pool.install(|| run.go(model, options, &mut step));
     let (state, reason) = match &ended {
         // Found before anything was written, so that the run stands where it stood.
         Err(Error::Input(_)) => return ended,
@@ -146,7 +165,7 @@ fn state_name(state: RunState) -> String {
 
 /// The folder's status, refused if the folder belongs to something else.
 fn check_owner(config: &RunConfig, folder: &RunFolder, identity: &str) -> Result<Option<Status>, Error> {
-    let status = folder.status()?;
+    let status = folder.status_for(config)?;
     // The name is no part of the identity, and two names can become one folder name.
     let name = || read_table(&folder.config()).ok()?.get("name")?.as_str().map(str::to_owned);
     let foreign = |what: &str| {
@@ -183,18 +202,20 @@ fn threads(config: &RunConfig, folder: &RunFolder) -> usize {
 struct Run<'a> {
     config: &'a RunConfig,
     data: &'a Prepared,
+    /// Occurrences of each id in the training split.
+    counts: &'a [u64],
+    probes: &'a Probes,
     identity: &'a str,
     folder: &'a RunFolder,
     device: Device,
     kind: DeviceKind,
+    precision: Precision,
     threads: usize,
 }
 
 impl Run<'_> {
-    fn go(&self, options: &TrainOptions, step: &mut u64) -> Result<Outcome, Error> {
+    fn go(&self, mut model: Model, options: &TrainOptions, step: &mut u64) -> Result<Outcome, Error> {
         let (config, steps) = (self.config, self.config.train.steps);
-        let counts = frequencies(&self.data.train);
-        let mut model = self.init(&counts);
         let mut optimiser = AdamW::new(config.optim.betas, config.optim.eps);
         let mut memory = Memory::default();
         let logs = self.restore(&mut model, &mut optimiser, &mut memory, step)?;
@@ -209,26 +230,15 @@ impl Run<'_> {
         let context = config.data.context_length;
         let windows = window_count(self.data.train.len(), context);
         let mut sampler = Sampler::new(config.seed, windows);
-        let vocabulary = self.data.tokenizer.vocabulary();
-        let mut bytes: Vec<u32> =
-            (0..vocabulary).map(|id| self.data.tokenizer.token_bytes(id as u32).len() as u32).collect();
-        // A tokenizer that drops or adds text (word pieces, blanks of its own) has no bytes per token to speak of.
-        let counted: u64 = frequencies(&self.data.validation).iter().zip(&bytes).map(|(n, b)| n * u64::from(*b)).sum();
-        let text = self.data.info.validation.bytes;
-        if counted.abs_diff(text) * 200 > text {
-            tracing::warn!(
-                "no eval/bits_per_byte: the tokens stand for {counted} bytes, the validation text has {text}"
-            );
-            bytes.fill(0);
-        }
-        let info = TargetInfo { bytes, deciles: loss_deciles(&counts) };
+        let (info, groups) = (self.target_info(), seen_deciles(self.counts));
         let mut progress = Progress::new(&format!("{} s{}", config.name, config.seed), steps, *step);
         if *step == 0 {
             let nonfinite = self.evaluate(&model, &info, 0, &mut trackers, &mut progress)?;
             if !nonfinite.is_empty() {
                 return diverged(trackers, progress, 0, &nonfinite);
             }
-            self.keep_table(&model, 0)?;
+            let turned = self.probes.keep(self.folder, 0, &*model.interface)?;
+            trackers.scalars(0, &turned)?;
         }
         while *step < steps {
             if options.stop.load(Ordering::Relaxed) {
@@ -249,7 +259,7 @@ impl Run<'_> {
             let (measured, drawn) = (due(config.log.provenance_every), due(config.log.histograms_every));
             let whole = measured || drawn || !config.intervene.rules().is_empty();
             let one_matrix = model.interface.one_matrix();
-            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, whole);
+            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, self.precision, whole);
             let loss = gradients.loss;
             let histograms =
                 gradients.whole.as_ref().filter(|_| drawn).map(|w| (w.input_vd.clone(), w.output_vd.clone()));
@@ -282,17 +292,17 @@ impl Run<'_> {
                 tags.extend(done.auxiliary.map(|(loss, _)| ("train/aux_loss".into(), loss)));
             }
             if let Some(provenance) = &done.provenance {
-                tags.extend(provenance.scalars());
+                tags.extend(provenance.scalars(&groups));
             }
             if let Some((_, Some([input, output]))) = done.auxiliary {
                 tags.push(("grad/aux_input_norm".into(), input));
                 tags.push(("grad/aux_output_norm".into(), output));
             }
             let at = |every: u64| every > 0 && next.is_multiple_of(every) || next == steps;
-            let keep = config.log.tables_at.contains(&next) || next == steps;
+            let (keep, align) = (self.probes.keeps(next), self.probes.aligns(next));
             let mut nonfinite = done.nonfinite;
             // An update can overflow where its gradient did not. Nothing that is kept may hold such values.
-            if nonfinite.is_empty() && (keep || at(config.eval.every) || at(config.checkpoint.every)) {
+            if nonfinite.is_empty() && (keep || align || at(config.eval.every) || at(config.checkpoint.every)) {
                 nonfinite = nonfinite_parameters(&model);
             }
             if nonfinite.is_empty() && at(config.eval.every) {
@@ -311,12 +321,35 @@ impl Run<'_> {
             *step = next;
             progress.step(next, loss, speed);
             if keep {
-                self.keep_table(&model, next)?;
+                let turned = self.probes.keep(self.folder, next, &*model.interface)?;
+                trackers.scalars(next, &turned)?;
+            }
+            if align {
+                self.probes.align(next, &*model.interface, &mut trackers)?;
             }
             if at(config.checkpoint.every) {
                 self.checkpoint(&model, &optimiser, &memory, next, &mut trackers)?;
                 saved = next;
                 self.set_running(next)?;
+            }
+        }
+        if config.lens.after_training {
+            let job = LensJob {
+                model: &Probed { model: &model, context },
+                folder: self.folder,
+                step: steps,
+                data: self.data,
+                corpus: None,
+                config: &config.lens,
+                go_on: &|| !options.stop.load(Ordering::Relaxed),
+            };
+            // The last checkpoint is written: an interrupted lens begins again from it, and cuts the logs back to it.
+            match train_lens(&job)? {
+                Some(report) => trackers.scalars(steps, &report.scalars())?,
+                None => {
+                    progress.finish(&format!("{} s{}: interrupted in its lens", config.name, config.seed));
+                    return Ok(Outcome::Interrupted);
+                }
             }
         }
         trackers.session_end(true)?;
@@ -325,10 +358,21 @@ impl Run<'_> {
         Ok(Outcome::Complete)
     }
 
-    fn init(&self, counts: &[u64]) -> Model {
-        let (config, at) = (self.config, Placement::f32(&self.device));
-        let vocabulary = Vocabulary { by_rank: by_rank(counts).into_iter().map(|id| id as u32).collect() };
-        Model::init(&config.model, &config.head, vocabulary, config.data.context_length, config.seed, &at)
+    /// What an id counts for where it is a target.
+    fn target_info(&self) -> TargetInfo {
+        let tokenizer = &self.data.tokenizer;
+        let mut bytes: Vec<u32> =
+            (0..tokenizer.vocabulary()).map(|id| tokenizer.token_bytes(id as u32).len() as u32).collect();
+        // A tokenizer that drops or adds text (word pieces, blanks of its own) has no bytes per token to speak of.
+        let counted: u64 = frequencies(&self.data.validation).iter().zip(&bytes).map(|(n, b)| n * u64::from(*b)).sum();
+        let text = self.data.info.validation.bytes;
+        if counted.abs_diff(text) * 200 > text {
+            tracing::warn!(
+                "no eval/bits_per_byte: the tokens stand for {counted} bytes, the validation text has {text}"
+            );
+            bytes.fill(0);
+        }
+        TargetInfo { bytes, deciles: loss_deciles(self.counts) }
     }
 
     /// Loads the newest checkpoint, if there is one; gives the lengths to which the logs are cut.
@@ -348,6 +392,7 @@ impl Run<'_> {
         let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, memory, &self.device)
             .map_err(|e| Error::Input(e.to_string()))?;
         Trackers::check(&self.folder.0, state.logs)?;
+        self.probes.check(self.folder, state.step)?;
         *step = state.step;
         self.folder.clean()?;
         tracing::info!(step = state.step, "resumed from a checkpoint");
@@ -371,7 +416,7 @@ impl Run<'_> {
         self.folder.set_status(&Status { state: RunState::Running, step, reason: None, identity })
     }
 
-    /// Logs the validation loss; gives the tags whose value is no finite number.
+    /// Logs the validation loss and the residual stream's growth; gives the tags whose value is no finite number.
     fn evaluate(
         &self,
         model: &Model,
@@ -381,10 +426,12 @@ impl Run<'_> {
         progress: &mut Progress,
     ) -> Result<Vec<String>, Error> {
         let (shard, context) = (&self.data.validation, self.config.data.context_length);
-        let windows = evaluation_windows(shard.len(), context, self.config.eval.tokens);
-        let batches = windows.chunks(self.config.train.micro_batch_size).map(|w| read(shard, w, context));
-        let score = evaluate(model, batches, info);
-        let scalars = score.scalars();
+        let windows = |tokens: usize| evaluation_windows(shard.len(), context, tokens);
+        let batch = |w: &[usize]| read(shard, w, context);
+        let size = self.config.train.micro_batch_size;
+        let score = evaluate(model, windows(self.config.eval.tokens).chunks(size).map(batch), info);
+        let mut scalars = score.scalars();
+        scalars.extend(update_over_stream(model, windows(RESIDUAL_TOKENS).chunks(size).map(batch)));
         trackers.scalars(step, &scalars)?;
         progress.message(&format!(
             "{} s{}: step {step}, validation loss {:.4} nats per token, perplexity {:.2}",
@@ -394,19 +441,6 @@ impl Run<'_> {
             score.perplexity()
         ));
         Ok(scalars.into_iter().filter(|(_, x)| !x.is_finite()).map(|(tag, _)| tag.into_owned()).collect())
-    }
-
-    /// Keeps E, and U where it is another matrix, for good.
-    fn keep_table(&self, model: &Model, step: u64) -> Result<(), Error> {
-        let pair = model.interface.pair();
-        let output = (!model.interface.one_matrix()).then_some(("output", &pair.output_vd));
-        let tables = std::iter::once(("input", &pair.input_vd)).chain(output);
-        let bytes = tensors::to_bytes(tables, ("step", step.to_string()))?;
-        let path = self.folder.table(step);
-        let folder = path.parent().unwrap_or(&self.folder.0);
-        std::fs::create_dir_all(folder)
-            .map_err(|e| Error::Failed(format!("{}: cannot be made: {e}", folder.display())))?;
-        write_atomic(&path, &bytes)
     }
 
     /// Distributions over rows, of the tables and of their gradients in this step.
@@ -433,7 +467,16 @@ impl Run<'_> {
 
     fn write_records(&self, step: u64) -> Result<(), Error> {
         let mut starts = recorded(self.folder).starts;
-        starts.push(Start { from_step: step, threads: self.threads, command: std::env::args().collect() });
+        let products = self.precision.describe();
+        tracing::info!(threads = self.threads, products, "training from step {step}");
+        if let Some(before) = starts.last().filter(|s| !s.products.is_empty() && s.products != products) {
+            tracing::warn!(
+                "the run began with other products ({}), so its bits may differ from here on",
+                before.products
+            );
+        }
+        let command = std::env::args().collect();
+        starts.push(Start { from_step: step, threads: self.threads, products: products.clone(), command });
         let text = toml::to_string(self.config).map_err(|e| Error::Failed(format!("config.toml: {e}")))?;
         write_atomic(&self.folder.config(), text.as_bytes())?;
         let env = json!({
@@ -442,6 +485,7 @@ impl Run<'_> {
             "identity": self.identity,
             "device": self.kind.name(),
             "threads": self.threads,
+            "products": products,
             "cpu": cpu_name(),
             "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH,
@@ -453,6 +497,12 @@ impl Run<'_> {
         let bytes = serde_json::to_vec_pretty(&env).map_err(|e| Error::Failed(format!("env.json: {e}")))?;
         write_atomic(&self.folder.env(), &bytes)
     }
+}
+
+fn init(config: &RunConfig, counts: &[u64], device: &Device) -> Model {
+    let context = config.data.context_length;
+    let vocabulary = Vocabulary { by_rank: by_rank(counts).into_iter().map(|id| id as u32).collect() };
+    Model::init(&config.model, &config.head, vocabulary, context, config.seed, &Placement::f32(device))
 }
 
 fn diverged(mut trackers: Trackers, progress: Progress, step: u64, nonfinite: &[String]) -> Result<Outcome, Error> {

@@ -4,7 +4,7 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{RowProducts, inject, row_products, squares};
+use tiebreak_kernels::{Moved, Precision, RowProducts, inject, row_products, squares};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Head, Role, Sides, Table, TableGradient, TablesGradient};
 
@@ -55,9 +55,16 @@ pub struct WholeGradients {
     pub last: (Tensor<2>, Tensor<2>),
 }
 
-/// Runs forward and backward over the micro-batches of one step. `whole`: tables that the mode hands out in factors are formed, so
-/// that G_in and G_out exist; else they are where that is cheaper.
-pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64, whole: bool) -> Gradients {
+/// Runs forward and backward over the micro-batches of one step; `precision` is that of the trunk's maps and of the head's products
+/// with the vocabulary. `whole`: tables that the mode hands out in factors are formed, so that G_in and G_out exist; else they are
+/// where that is cheaper.
+pub fn gradients(
+    model: &Model,
+    batches: &[MicroBatch],
+    paper_output_scale: f64,
+    precision: Precision,
+    whole: bool,
+) -> Gradients {
     let tokens: usize = batches.iter().map(|b| b.inputs.len()).sum();
     let tables = model.interface.tables();
     let device = tables.input.rows_vr.device();
@@ -77,11 +84,11 @@ pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64,
         let x0_nd = input.lookup(ids_n.clone());
         let [_, d] = x0_nd.dims();
         let x0_btd = Tensor::from_inner(x0_nd.reshape([b, t, d])).require_grad();
-        let tracked = model.trunk.tracked();
+        let tracked = model.trunk.tracked(precision);
         let h_btd = tracked.forward(x0_btd.clone());
         let state_nd = h_btd.clone().inner().reshape([b * t, d]);
         let scale = paper_output_scale / tokens as f64;
-        let found = head.gradients(state_nd, ids(&batch.targets), scale);
+        let found = head.gradients(state_nd, ids(&batch.targets), scale, precision);
         nats += host(&found.nats_n).iter().sum::<f64>();
         let mut tape = inject(h_btd, found.state_nd.reshape([b, t, d])).backward();
         let x0_nd = x0_btd.grad_remove(&mut tape).expect("x0 is a leaf").reshape([b * t, d]);
@@ -174,7 +181,8 @@ pub fn update(
     });
     let extra = auxiliary(model, config, step, &mut memory.rotation_dd, with_provenance);
     let sides = model.interface.pullback(tables);
-    let provenance = with_provenance.then(|| {
+    let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
+    let mut provenance = with_provenance.then(|| {
         let WholeGradients { input_vd, output_vd, last } = needed();
         let shared = model.interface.parameters().into_iter().zip(&sides);
         let shared = shared.filter(|(p, _)| p.role == Role::Shared).map(|(_, s)| s.clone()).collect::<Vec<_>>();
@@ -189,22 +197,27 @@ pub fn update(
     let before_clip = config.intervene.position == Place::BeforeClip;
     let (now, later) = if before_clip { (factors, Factors::NONE) } else { (Factors::NONE, factors) };
     let scaled: Vec<Sides> = sides.into_iter().map(|s| scale(s, now)).collect();
-    // After the clip the sides are still needed apart; before it, adding them first saves a pass.
-    let (mut tables, apart): (Vec<Tensor<2>>, Vec<Option<Sides>>) = scaled
+    let (auxiliary, extra) = match extra {
+        None => (None, vec![None; scaled.len()]),
+        Some(found) => {
+            let sides = model.interface.pullback(found.gradient).into_iter().map(Some).collect();
+            (Some((found.loss, found.norms)), sides)
+        }
+    };
+    // After the clip the sides are still needed apart; before it, adding them first saves a pass. The input's part of what
+    // is shared is needed in any case.
+    let (tables, apart): (Vec<Tensor<2>>, Vec<(Sides, Option<Sides>)>) = scaled
         .into_iter()
-        .map(|s| match later == Factors::NONE {
-            true => (s.sum(), None),
-            false => (s.clone().sum(), Some(s)),
+        .zip(extra)
+        .map(|(sides, extra)| match later == Factors::NONE {
+            true => {
+                let all = sides.plus(extra);
+                let input = Sides { input: all.input.clone(), output: None };
+                (all.sum(), (input, None))
+            }
+            false => (sides.clone().plus(extra.clone()).sum(), (sides, extra)),
         })
         .unzip();
-    let mut added = Vec::new();
-    let auxiliary = extra.map(|extra| {
-        added = model.interface.pullback(extra.gradient).into_iter().map(Sides::sum).collect();
-        for (table, added) in tables.iter_mut().zip(&added) {
-            *table = table.clone() + added.clone();
-        }
-        (extra.loss, extra.norms)
-    });
     let squares = squares(tables.iter().chain(&trunk));
     let norm = squares.iter().sum::<f64>().sqrt();
     let clip_factor = config.optim.clip_factor(norm);
@@ -217,19 +230,29 @@ pub fn update(
     nonfinite
         .extend(paths.zip(&squares).filter(|(_, s)| !s.is_finite()).map(|(path, _)| format!("gradient of {path}")));
     if nonfinite.is_empty() {
-        let mut added = added.into_iter();
-        let tables = tables.into_iter().zip(apart).map(|(sum, apart)| match (apart, added.next()) {
-            (Some(sides), Some(added)) => scale(sides, later).sum() + added,
-            (Some(sides), None) => scale(sides, later).sum(),
-            (None, _) => sum,
+        let tables = tables.into_iter().zip(apart).zip(roles).map(|((sum, (sides, extra)), role)| {
+            let apart = scale(sides, later).plus(extra);
+            let input = apart.input.clone().filter(|_| role == Role::Shared);
+            (if later == Factors::NONE { sum } else { apart.sum() }, input)
         });
-        let mut gradients = tables.chain(trunk).collect::<Vec<_>>().into_iter();
+        let mut gradients = tables.chain(trunk.into_iter().map(|g| (g, None))).collect::<Vec<_>>().into_iter();
+        let mut moved = Moved::default();
         model.visit(&mut |parameter, role| {
-            let gradient = gradients.next().expect("one gradient per parameter");
+            let (gradient, input) = gradients.next().expect("one gradient per parameter");
             let decay = config.optim.decay(parameter, role);
             let lr = if is_table(role) { table_lr } else { lr } * config.optim.lr_scale(role);
             optimiser.update(parameter, gradient, clip_factor, lr, decay, step);
+            if let Some(input) = input {
+                // Needed at every step, for a moment remembers.
+                moved += optimiser.attribute(&parameter.path, &input, clip_factor, lr, step);
+            } else if with_provenance && matches!(role, Some(Role::Input | Role::Output)) {
+                let whole = optimiser.update_square(&parameter.path, lr, step);
+                moved += Moved { input: if role == Some(Role::Input) { whole } else { 0.0 }, whole };
+            }
         });
+        if let Some(provenance) = &mut provenance {
+            provenance.moved = Some(moved);
+        }
         optimiser.carry(&model.interface.after_step(step));
     }
     Update { norm, clip_factor, lr, table_lr, factors, auxiliary, provenance, nonfinite }

@@ -4,7 +4,7 @@
 //! per token (PaLM, arXiv 2204.02311).
 
 use burn::tensor::{Int, Tensor};
-use tiebreak_kernels::{LogitMap, Transposed, cross_entropy_gradients_with, cross_entropy_with, product};
+use tiebreak_kernels::{LogitMap, Precision, Transposed, cross_entropy_gradients_with, cross_entropy_with, product};
 
 use super::{HeadConfig, Table, TableGradient, Tables};
 use crate::ConfigError;
@@ -80,10 +80,18 @@ impl Head {
         cross_entropy_with(self.mapped(state_nd), &self.table.rows_vr, &self.map, targets_n)
     }
 
-    /// Nats, and the gradients of L = `scale` times the sum of nats and z-loss.
-    pub fn gradients(&self, state_nd: Tensor<2>, targets_n: Tensor<1, Int>, scale: f64) -> HeadOutput {
+    /// Nats, and the gradients of L = `scale` times the sum of nats and z-loss. `precision` is that of the products with the rows;
+    /// those with a map are exact.
+    pub fn gradients(
+        &self,
+        state_nd: Tensor<2>,
+        targets_n: Tensor<1, Int>,
+        scale: f64,
+        precision: Precision,
+    ) -> HeadOutput {
+        let mapped_nr = self.mapped(&state_nd);
         let found =
-            cross_entropy_gradients_with(self.mapped(&state_nd), &self.table.rows_vr, &self.map, targets_n, scale);
+            cross_entropy_gradients_with(mapped_nr, &self.table.rows_vr, &self.map, targets_n, scale, precision);
         let (nats_n, bias_1v) = (found.nats_n, found.bias_1v);
         match &self.table.map_rd {
             None => {

@@ -228,10 +228,21 @@ impl Sides {
         Self { input: Some(input), output: Some(output) }
     }
 
+    /// Both gradients by side; that of another loss may be absent.
+    pub fn plus(self, other: Option<Self>) -> Self {
+        let Some(other) = other else { return self };
+        let add = |a: Option<Tensor<2>>, b: Option<Tensor<2>>| match (a, b) {
+            (Some(a), Some(b)) => Some(a + b),
+            (a, b) => a.or(b),
+        };
+        Self { input: add(self.input, other.input), output: add(self.output, other.output) }
+    }
+
     /// The whole gradient.
     pub fn sum(self) -> Tensor<2> {
         match (self.input, self.output) {
-            (Some(a), Some(b)) => a + b,
+            // Into the buffer of the output's, for the input's is often kept.
+            (Some(a), Some(b)) => b + a,
             (Some(a), None) | (None, Some(a)) => a,
             (None, None) => unreachable!("a parameter that neither side reaches has no place in a head mode"),
         }
@@ -268,7 +279,7 @@ impl Start {
 
 /// A parameter that a mode made out of another one, whose moments it takes over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct Successor {
     /// Path of the parameter that was.
     pub from: &'static str,
     /// Path of the parameter that is.
@@ -312,7 +323,7 @@ pub trait HeadMode: Send {
 
     /// Called when `step` updates are complete, so before the first one with 0, and before a checkpoint of that step is loaded:
     /// retractions, and changes of the mode itself. Gives the parameters that are new.
-    fn after_step(&mut self, _step: u64) -> Vec<Moved> {
+    fn after_step(&mut self, _step: u64) -> Vec<Successor> {
         vec![]
     }
 }

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use tiebreak_kernels::{Transposed, product};
 
 use super::{
-    Cost, HeadConfig, HeadMode, Mode, Moved, Role, RoleAndShape, Sides, Start, Table, TableParameter, Tables,
+    Cost, HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, Successor, Table, TableParameter, Tables,
     TablesGradient,
 };
 use crate::ConfigError;
@@ -151,7 +151,7 @@ impl HeadMode for PseudoInverse {
         vec![&mut self.basis, &mut self.transform]
     }
 
-    fn after_step(&mut self, step: u64) -> Vec<Moved> {
+    fn after_step(&mut self, step: u64) -> Vec<Successor> {
         // It starts as a polar factor.
         if step > 0 {
             self.basis.parameter.value = orthonormal(&self.basis.parameter.value);

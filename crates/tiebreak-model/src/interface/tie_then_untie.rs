@@ -1,6 +1,6 @@
 use super::tied::Tied;
 use super::untied::{self, Untied};
-use super::{HeadConfig, HeadMode, Mode, Moved, Role, Sides, Start, TableParameter, Tables, TablesGradient};
+use super::{HeadConfig, HeadMode, Mode, Role, Sides, Start, Successor, TableParameter, Tables, TablesGradient};
 use crate::ConfigError;
 
 pub(super) const MODE: Mode = Mode {
@@ -66,7 +66,7 @@ impl HeadMode for TieThenUntie {
         self.now.parameters_mut()
     }
 
-    fn after_step(&mut self, step: u64) -> Vec<Moved> {
+    fn after_step(&mut self, step: u64) -> Vec<Successor> {
         if step < self.untie_at || !self.now.one_matrix() {
             return vec![];
         }
@@ -77,6 +77,6 @@ impl HeadMode for TieThenUntie {
         };
         let (input, output) = (part("input_table", Role::Input), part("output_table", Role::Output));
         self.now = Box::new(Untied { input, output });
-        vec![Moved { from: "table", to: "input_table" }, Moved { from: "table", to: "output_table" }]
+        vec![Successor { from: "table", to: "input_table" }, Successor { from: "table", to: "output_table" }]
     }
 }

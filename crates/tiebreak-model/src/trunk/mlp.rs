@@ -2,9 +2,10 @@
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
-use tiebreak_kernels::{gelu, linear, linear_add, swiglu};
+use tiebreak_kernels::{Activation, Precision, activation_linear_add};
 
 use super::init::{Initialiser, Use};
+use super::norm::Norm;
 use crate::Parameter;
 
 /// MLP form.
@@ -33,6 +34,8 @@ pub struct Mlp {
     kind: MlpKind,
     up: Parameter,
     down: Parameter,
+    /// Of the two maps.
+    pub(super) precision: Precision,
 }
 
 impl Mlp {
@@ -41,18 +44,19 @@ impl Mlp {
         let (d, ff, kind) = (draw.config.d_model, draw.config.d_ff, draw.config.mlp);
         let up = draw.matrix(format!("blocks.{layer}.mlp.up.weight"), [d, kind.up_width() * ff], Use::FromStream);
         let down = draw.matrix(format!("blocks.{layer}.mlp.down.weight"), [ff, d], Use::IntoStream { layer });
-        Self { kind, up, down }
+        Self { kind, up, down, precision: Precision::F32 }
     }
 
-    /// residual + MLP of x, each `[b, t, d]`.
-    pub fn forward(&self, residual_btd: Tensor<3>, x_btd: Tensor<3>) -> Tensor<3> {
+    /// x + MLP of norm(x), each `[b, t, d]`.
+    pub fn forward(&self, x_btd: Tensor<3>, norm: &Norm) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let up = linear(x_btd.reshape([b * t, d]), &self.up.value);
-        let hidden_nf = match self.kind {
-            MlpKind::Gelu => gelu(up),
-            MlpKind::Swiglu => swiglu(up),
+        let up = norm.linear(x_btd.clone(), &self.up, self.precision);
+        let activation = match self.kind {
+            MlpKind::Gelu => Activation::Gelu,
+            MlpKind::Swiglu => Activation::Swiglu,
         };
-        linear_add(residual_btd.reshape([b * t, d]), hidden_nf, &self.down.value).reshape([b, t, d])
+        let x_nd = x_btd.reshape([b * t, d]);
+        activation_linear_add(x_nd, activation, up, &self.down.value, self.precision).reshape([b, t, d])
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

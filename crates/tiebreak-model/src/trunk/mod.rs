@@ -8,9 +8,10 @@ pub mod position;
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
+use tiebreak_kernels::{Precision, Rotary};
 
 use crate::{ConfigError, Parameter, Placement};
-use attention::Attention;
+use attention::{Attention, KeyValues};
 use init::{Init, Initialiser};
 use mlp::{Mlp, MlpKind};
 use norm::{Norm, NormKind};
@@ -119,11 +120,21 @@ pub struct Block {
 
 impl Block {
     fn forward(&self, x_btd: Tensor<3>, position: &Position) -> Tensor<3> {
-        let normed_btd = self.norm_attention.forward(x_btd.clone());
-        let x_btd = self.attention.forward(x_btd, normed_btd, position);
-        let normed_btd = self.norm_mlp.forward(x_btd.clone());
-        self.mlp.forward(x_btd, normed_btd)
+        let x_btd = self.attention.forward(x_btd, &self.norm_attention, position);
+        self.mlp.forward(x_btd, &self.norm_mlp)
     }
+
+    fn extend(&self, x_btd: Tensor<3>, rotary: Option<&Rotary>, cache: &mut KeyValues) -> Tensor<3> {
+        let x_btd = self.attention.extend(x_btd, &self.norm_attention, rotary, cache);
+        self.mlp.forward(x_btd, &self.norm_mlp)
+    }
+}
+
+/// Keys and values of every block for the positions of one sequence seen so far.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    blocks: Vec<KeyValues>,
+    positions: usize,
 }
 
 /// Everything between the looked-up rows and the head.
@@ -159,19 +170,19 @@ impl Trunk {
         }
     }
 
-    /// x0 `[b, t, d]` to what enters the first block: norm, scale, learned positions.
-    fn enter(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    /// x0 `[b, t, d]` of positions `first..first + t` to what enters the first block: norm, scale, learned positions.
+    fn enter(&self, x_btd: Tensor<3>, first: usize) -> Tensor<3> {
         let x_btd = match self.embed_norm {
             Some(eps) => tiebreak_kernels::norm(tiebreak_kernels::NormKind::Rms, x_btd, eps, None, None),
             None => x_btd,
         };
         let x_btd = if self.embed_scale == 1.0 { x_btd } else { x_btd.mul_scalar(self.embed_scale) };
-        self.position.add_learned(x_btd)
+        self.position.add_learned(x_btd, first)
     }
 
     /// x0 `[b, t, d]` to the head's input h `[b, t, d]`, the final norm included.
     pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let x_btd = self.enter(x_btd);
+        let x_btd = self.enter(x_btd, 0);
         let x_btd = self.blocks.iter().fold(x_btd, |x, block| block.forward(x, &self.position));
         self.norm_final.forward(x_btd)
     }
@@ -179,16 +190,44 @@ impl Trunk {
     /// The residual stream of x0 `[b, t, d]` at its L + 1 points, each `[b, t, d]`: what enters the first block, then what
     /// leaves each block, before the final norm.
     pub fn states(&self, x_btd: Tensor<3>) -> Vec<Tensor<3>> {
-        let mut states = vec![self.enter(x_btd)];
+        let mut states = vec![self.enter(x_btd, 0)];
         for block in &self.blocks {
             states.push(block.forward(states[states.len() - 1].clone(), &self.position));
         }
         states
     }
 
-    /// The final norm of `[b, t, d]`.
+    /// A cache that has seen nothing.
+    pub fn cache(&self) -> Cache {
+        Cache { blocks: vec![KeyValues::default(); self.blocks.len()], positions: 0 }
+    }
+
+    /// As [`forward`](Self::forward) for the next t positions of one sequence, x0 `[1, t, d]`, the earlier ones being in
+    /// `cache`: h `[1, t, d]`.
+    ///
+    /// # Panics
+    /// If the cache and the t positions together exceed the context.
+    pub fn extend(&self, x_btd: Tensor<3>, cache: &mut Cache) -> Tensor<3> {
+        let [_, t, _] = x_btd.dims();
+        let mut x_btd = self.enter(x_btd, cache.positions);
+        let rotary = self.position.rotary_at(cache.positions, t);
+        for (block, cache) in self.blocks.iter().zip(&mut cache.blocks) {
+            x_btd = block.extend(x_btd, rotary.as_ref(), cache);
+        }
+        cache.positions += t;
+        self.norm_final.forward(x_btd)
+    }
+
+    /// The final norm of `[b, t, d]`, on the tape or off it.
     pub fn final_norm(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.norm_final.forward(x_btd)
+    }
+
+    /// The final norm's parameters; none for a norm without any.
+    pub fn final_norm_parameters(&self) -> Vec<Parameter> {
+        let mut all = Vec::new();
+        self.norm_final.clone().visit(&mut |p| all.push(p.clone()));
+        all
     }
 
     /// Number of blocks.
@@ -215,9 +254,14 @@ impl Trunk {
         all
     }
 
-    /// A copy whose parameters are leaves of autodiff.
-    pub fn tracked(&self) -> Self {
+    /// A copy whose parameters are leaves of autodiff and whose maps multiply with this precision. Without a tape a trunk
+    /// computes in f32.
+    pub fn tracked(&self, precision: Precision) -> Self {
         let mut copy = self.clone();
+        for block in &mut copy.blocks {
+            block.attention.precision = precision;
+            block.mlp.precision = precision;
+        }
         copy.visit(&mut |p| p.value = Tensor::from_inner(p.value.clone()).require_grad());
         copy
     }

@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
+use tiebreak_kernels::{Precision, norm_linear};
 
 use super::ModelConfig;
 use crate::{Parameter, Placement};
@@ -51,13 +52,32 @@ impl Norm {
 
     /// Normalises `[b, t, d]` over d.
     pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let kind = match self.kind {
+        // States on the tape may meet a norm that is not trained.
+        let lift = x_btd.is_autodiff();
+        let [gain, bias] = self.vectors().map(|value| {
+            value.map(|value| match lift && !value.is_autodiff() {
+                true => Tensor::from_inner(value.clone()),
+                false => value.clone(),
+            })
+        });
+        tiebreak_kernels::norm(self.kernel(), x_btd, self.eps, gain.as_ref(), bias.as_ref())
+    }
+
+    /// The norm of `[b, t, d]` times w `[d, o]`: `[b t, o]`.
+    pub fn linear(&self, x_btd: Tensor<3>, w: &Parameter, precision: Precision) -> Tensor<2> {
+        let [gain, bias] = self.vectors();
+        norm_linear(self.kernel(), x_btd, self.eps, gain, bias, &w.value, precision)
+    }
+
+    fn vectors(&self) -> [Option<&Tensor<2>>; 2] {
+        [&self.gain, &self.bias].map(|p| p.as_ref().map(|p| &p.value))
+    }
+
+    fn kernel(&self) -> tiebreak_kernels::NormKind {
+        match self.kind {
             NormKind::LayerNoAffine | NormKind::Layer => tiebreak_kernels::NormKind::Layer,
             NormKind::Rms => tiebreak_kernels::NormKind::Rms,
-        };
-        let value = |p: &Option<Parameter>| p.as_ref().map(|p| p.value.clone());
-        let (gain, bias) = (value(&self.gain), value(&self.bias));
-        tiebreak_kernels::norm(kind, x_btd, self.eps, gain.as_ref(), bias.as_ref())
+        }
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

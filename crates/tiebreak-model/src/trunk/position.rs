@@ -43,13 +43,13 @@ impl Position {
         Position::Rope(Rotary { cos: table(f64::cos), sin: table(f64::sin) })
     }
 
-    /// Adds learned positions to x0 `[b, t, d]`; leaves x0 as it is for rotary ones.
-    pub fn add_learned(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    /// Adds learned positions to x0 `[b, t, d]` of positions `first..first + t`; leaves x0 as it is for rotary ones.
+    pub fn add_learned(&self, x_btd: Tensor<3>, first: usize) -> Tensor<3> {
         match self {
             Position::Rope(_) => x_btd,
             Position::Learned(table) => {
                 let [_, t, d] = x_btd.dims();
-                x_btd + table.value.clone().slice([0..t, 0..d]).unsqueeze()
+                x_btd + table.value.clone().slice([first..first + t, 0..d]).unsqueeze()
             }
         }
     }
@@ -60,6 +60,12 @@ impl Position {
             Position::Rope(rotary) => Some(rotary),
             Position::Learned(_) => None,
         }
+    }
+
+    /// The same for positions `first..first + t` alone.
+    pub fn rotary_at(&self, first: usize, t: usize) -> Option<Rotary> {
+        let rows = |table: &Tensor<2>| table.clone().slice_dim(0, first..first + t);
+        self.rotary().map(|r| Rotary { cos: rows(&r.cos), sin: rows(&r.sin) })
     }
 
     pub(super) fn visit(&mut self, f: &mut dyn FnMut(&mut Parameter)) {

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use tiebreak_data::{DataInfo, sha256_hex};
 
-use super::RunConfig;
+use super::{LensConfig, RunConfig};
 use crate::device::DeviceKind;
 
 /// Version of the run's meaning: raised when the same configuration would give other numbers.
@@ -23,8 +23,10 @@ const LATER: [&str; 7] = [
 
 /// Every resolved key that can change a number, dotted, with its value.
 ///
-/// Left out: keys that came later while they have the default that keeps old behaviour, keys of other head modes, the name, threads, paths (their content counts), logging, checkpoints, how often evaluation happens, and
-/// the sections that this build can only leave off.
+/// Left out: keys that came later while they have the default that keeps old behaviour, keys of other head modes, the name,
+/// threads, paths (their content counts), logging, checkpoints, how often evaluation happens, and whether a lens follows the
+/// training and by which recipe: that adds numbers and changes none. What changes a lens's numbers counts where there is a lens,
+/// but not at its default.
 pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
     let mut keys = BTreeMap::new();
     flatten("", serde_json::to_value(config).unwrap_or_default(), &mut keys);
@@ -39,7 +41,10 @@ pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
             None => changed || !(LATER.contains(&key.as_str()) || key.starts_with("aux.")),
         }
     });
+    let (lens, default) = (&config.lens, LensConfig::default());
     keys.retain(|key, _| match key.as_str() {
+        "lens.train_tokens" => lens.after_training && lens.train_tokens != default.train_tokens,
+        "lens.eval_tokens" => lens.after_training && lens.eval_tokens != default.eval_tokens,
         "name" | "threads" | "device" | "data.corpus" | "data.fallback" | "data.tokenizer" | "eval.every" => false,
         "log.tables_at" | "log.provenance_every" => true,
         key => !["log.", "checkpoint.", "probe.", "lens."].iter().any(|section| key.starts_with(section)),
@@ -111,6 +116,9 @@ mod tests {
             of(|c| c.optim.table_warmup_steps = 9),
             of(|c| c.aux.reconstruction = 0.1),
             of(|c| c.head.z_loss = 1e-4),
+            of(|c| c.train.precision = crate::config::Precision::Bf16),
+            of(|c| (c.lens.after_training, c.lens.eval_tokens) = (true, 7)),
+            of(|c| (c.lens.after_training, c.lens.train_tokens) = (true, 7)),
         ] {
             assert_ne!(base, other);
         }
@@ -120,6 +128,8 @@ mod tests {
             of(|c| c.log.every = 9),
             of(|c| c.checkpoint.keep = 9),
             of(|c| c.eval.every = 9),
+            of(|c| c.lens.after_training = true),
+            of(|c| c.lens.eval_tokens = 7),
             of(|c| c.data.corpus = "/elsewhere/the-same.txt".into()),
             of(|c| c.head.rank = 9),
         ] {

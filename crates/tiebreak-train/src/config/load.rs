@@ -194,6 +194,17 @@ fn check_key(source: &str, key: &str, value: &Value, known: &BTreeMap<String, Va
 }
 
 fn absolute_paths(key: &str, value: &mut Value, folder: &Path) {
+    if let (Value::Array(runs), "probe.reference") = (&mut *value, key) {
+        for run in runs {
+            if let Value::String(path) = run
+                && !path.is_empty()
+            {
+                let whole = folder.join(&*path);
+                *path = std::path::absolute(&whole).unwrap_or(whole).to_string_lossy().into_owned();
+            }
+        }
+        return;
+    }
     // A corpus or tokenizer that is no known name is a path relative to the file that names it.
     let Value::String(text) = value else { return };
     let mut data = tiebreak_data::DataConfig::default();
@@ -255,9 +266,13 @@ mod tests {
             ("[model]\nn_heads = 3", ["model.n_heads = 3", "does not divide"]),
             ("[model]\nd_model = 12", ["even head width", "n_heads"]),
             ("[train]\nmicro_batch_size = 5", ["train.micro_batch_size = 5", "does not divide"]),
-            ("[train]\nprecision = \"bf16\"", ["train.precision", "bf16"]),
-            ("[probe]\nevery = 5", ["[probe]", "no probes"]),
-            ("[lens]\nrecipe = \"bogus\"", ["[lens]", "no lenses"]),
+            ("[train]\nprecision = \"fp8\"", ["train.precision", "fp8"]),
+            ("[probe]\nevery = -5", ["probe.every", "-5"]),
+            ("[probe]\npermutations = 200000", ["probe.permutations = 200000", "expected 0 to 100000"]),
+            ("[probe]\nreference = [\"\"]", ["probe.reference", "empty name"]),
+            ("[probe]\nreference = \"a\"", ["probe.reference", "sequence"]),
+            ("[lens]\nrecipe = \"bogus\"", ["lens.recipe", "`bogus`"]),
+            ("[lens]\neval_tokens = 5", ["lens.eval_tokens = 5", "one window"]),
             ("name = \"a/b\"", ["name = \"a/b\"", "slashes"]),
         ] {
             let message = refused(text);
@@ -284,6 +299,9 @@ mod tests {
             folder.join("src/lib.rs"),
             "relative to the file that names it"
         );
+        let text = "[probe]\nreference = [\"a-s1\", \"/b\"]";
+        let reference = resolved(text).unwrap().config.probe.reference;
+        assert_eq!(reference, ["/data/a-s1", "/b"], "relative to the file that names it");
         assert_eq!(loaded.origins["optim.lr"], Origin::Set);
         assert_eq!(loaded.origins["data.corpus"], Origin::File);
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tiebreak_data::{DataConfig, Error, TokenizerSpec};
 use tiebreak_model::ModelConfig;
 use tiebreak_model::interface::{HeadConfig, Role};
+use tiebreak_probe::lens::Recipe;
 
 use crate::auxiliary::AuxConfig;
 use crate::device::DeviceSpec;
@@ -129,8 +130,12 @@ section! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// Single precision throughout.
+    /// Single precision throughout: the reference.
     F32,
+    /// The operands of the trunk's maps and of the head's products rounded to bf16; sums, weights, moments, norms,
+    /// attention, softmax and loss stay in single precision, and so do evaluation, probes and lenses. Refused where it would
+    /// not be faster.
+    Bf16,
 }
 
 section! {
@@ -172,9 +177,9 @@ section! {
 }
 
 section! {
-    /// `[probe]`: refused unless off, until a build has probes.
+    /// `[probe]`: tables aligned while training.
     ProbeConfig {
-        /// Steps between probes; 0: none.
+        /// Steps between probes, also at the last; 0: none.
         every: u64 = 0,
         /// Run folders of other seeds to align with.
         reference: Vec<String> = vec![],
@@ -184,15 +189,15 @@ section! {
 }
 
 section! {
-    /// `[lens]`: refused unless off, until a build has lenses.
+    /// `[lens]`.
     LensConfig {
         /// Train a tuned lens after the model.
         after_training: bool = false,
         /// How.
-        recipe: String = "converged".into(),
-        /// Training tokens; 0: until the stopping rule.
+        recipe: Recipe = Recipe::Converged,
+        /// Training tokens; 0: until the stopping rule (or the recipe's number of steps).
         train_tokens: usize = 0,
-        /// Held-out tokens.
+        /// Held-out tokens, in whole windows spread evenly; 0: all.
         eval_tokens: usize = 50_000,
     }
 }
@@ -279,11 +284,20 @@ impl RunConfig {
                 return fail(format!("{key} = {value}: expected 1 to {most}"));
             }
         }
-        if (1..self.data.context_length).contains(&self.eval.tokens) {
-            return fail(format!(
-                "eval.tokens = {}: less than one window of data.context_length = {}; expected 0 (all) or at least that",
-                self.eval.tokens, self.data.context_length
-            ));
+        let context = self.data.context_length;
+        for (key, tokens, zero) in [
+            ("eval.tokens", self.eval.tokens, "all"),
+            ("lens.eval_tokens", self.lens.eval_tokens, "all"),
+            ("lens.train_tokens", self.lens.train_tokens, "until the stopping rule"),
+        ] {
+            // A default that no lens of this run will use is nobody's mistake.
+            let unused = key.starts_with("lens.") && self.lens == LensConfig::default();
+            if !unused && (1..context).contains(&tokens) {
+                return fail(format!(
+                    "{key} = {tokens}: less than one window of data.context_length = {context}; expected 0 ({zero}) or at \
+                     least that"
+                ));
+            }
         }
         if o.table_warmup_steps > 1 << 40 {
             return fail(format!(
@@ -298,17 +312,27 @@ impl RunConfig {
                 t.micro_batch_size, t.batch_size
             ));
         }
-        if self.probe != ProbeConfig::default() {
-            return fail("[probe]: this build has no probes; leave the section out or at its defaults".into());
+        let most = [
+            ("probe.every", self.probe.every, 1 << 40),
+            ("probe.permutations", self.probe.permutations as u64, 100_000),
+        ];
+        if let Some((key, value, most)) = most.into_iter().find(|(_, value, most)| value > most) {
+            return fail(format!("{key} = {value}: expected 0 to {most}"));
         }
-        if self.lens != LensConfig::default() {
-            return fail("[lens]: this build has no lenses; leave the section out or at its defaults".into());
+        if self.probe.reference.iter().any(String::is_empty) {
+            return fail("probe.reference holds an empty name: expected run folders, as `train` prints them".into());
         }
         Ok(())
     }
 }
 
 impl RunConfig {
+    /// FLOPs per token of training this with V = `vocabulary`: [`ModelConfig::flops_per_token`].
+    pub fn flops_per_token(&self, vocabulary: usize) -> usize {
+        let context = self.data.context_length;
+        self.model.flops_per_token(&self.head, vocabulary, context, self.train.batch_size * context)
+    }
+
     /// Refuses what the head mode cannot do, as far as that shows without the vocabulary of a tokenizer's file.
     fn validate_head(&self) -> Result<(), Error> {
         let vocabulary = match TokenizerSpec::parse(&self.data.tokenizer)? {

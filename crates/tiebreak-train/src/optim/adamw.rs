@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
-use tiebreak_kernels::{AdamWStep, adamw};
+use tiebreak_kernels::{AdamWStep, Moved, adamw, attribute, update_square};
 use tiebreak_model::Parameter;
-use tiebreak_model::interface::Moved;
+use tiebreak_model::interface::Successor;
 
 /// First and second moment of one parameter, of its shape.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub struct Moments {
     pub first: Tensor<2>,
     /// Running mean of its square.
     pub second: Tensor<2>,
+    /// The input side's part of `first`, of a parameter that both sides reach; the rest is the output side's.
+    pub input: Option<Tensor<2>>,
 }
 
 /// AdamW (Loshchilov & Hutter, arXiv 1711.05101) by PyTorch's formula, state by parameter path.
@@ -41,13 +43,15 @@ impl AdamW {
     }
 
     /// Copies moments to parameters that were made out of others, and drops those of the others.
-    pub fn carry(&mut self, moved: &[Moved]) {
-        for Moved { from, to } in moved {
+    ///
+    /// What came from which side goes: a successor belongs to one side.
+    pub fn carry(&mut self, successors: &[Successor]) {
+        for Successor { from, to } in successors {
             if let Some(moments) = self.state.get(*from) {
-                self.state.insert((*to).into(), moments.clone());
+                self.state.insert((*to).into(), Moments { input: None, ..moments.clone() });
             }
         }
-        for Moved { from, .. } in moved {
+        for Successor { from, .. } in successors {
             self.state.remove(*from);
         }
     }
@@ -62,14 +66,33 @@ impl AdamW {
         decay: f64,
         step: u64,
     ) {
-        let moments = self.state.remove(&parameter.path).map(|old| (old.first, old.second));
+        let (moments, input) = match self.state.remove(&parameter.path) {
+            Some(old) => (Some((old.first, old.second)), old.input),
+            None => (None, None),
+        };
         // Taking the value out leaves its buffer with one owner, so that it is overwritten in place.
         let empty = Tensor::empty([0, 0], (&parameter.value.device(), parameter.value.dtype()));
         let value = std::mem::replace(&mut parameter.value, empty);
         let step = AdamWStep { betas: self.betas, eps: self.eps, factor, lr, decay, step };
         let (value, first, second) = adamw(value, moments, gradient, step);
         parameter.value = value;
-        self.state.insert(parameter.path.clone(), Moments { first, second });
+        self.state.insert(parameter.path.clone(), Moments { first, second, input });
+    }
+
+    /// Behind [`AdamW::update`] of a shared parameter, and with the same numbers: takes in the input side's part of the
+    /// gradient and attributes the update. Changes nothing that moves a parameter.
+    pub fn attribute(&mut self, path: &str, input: &Tensor<2>, factor: f64, lr: f64, step: u64) -> Moved {
+        let step = AdamWStep { betas: self.betas, eps: self.eps, factor, lr, decay: 0.0, step };
+        let Some(moments) = self.state.get_mut(path) else { return Moved::default() };
+        let (part, moved) = attribute((&moments.first, &moments.second), moments.input.take(), input, step);
+        moments.input = Some(part);
+        moved
+    }
+
+    /// Behind [`AdamW::update`]: the squared length of the update, weight decay left out.
+    pub fn update_square(&self, path: &str, lr: f64, step: u64) -> f64 {
+        let step = AdamWStep { betas: self.betas, eps: self.eps, factor: 1.0, lr, decay: 0.0, step };
+        self.state.get(path).map_or(0.0, |moments| update_square(&moments.first, &moments.second, step))
     }
 }
 
@@ -99,6 +122,23 @@ mod tests {
         let m = (0.9 * 0.05 - 0.1 * 0.25) / (1.0 - 0.81);
         let v = (0.95 * 0.05 * 0.25 + 0.05 * 0.0625) / (1.0 - 0.95f64.powi(2));
         assert!((read(&p) - (first * 0.99 - 0.1 * m / (v.sqrt() + 1e-8))).abs() < 1e-12);
+    }
+
+    #[test]
+    fn parts_of_two_updates_by_hand() {
+        let (mut p, mut adam) = (scalar(1.0), AdamW::new([0.9, 0.95], 1e-8));
+        // The whole gradient 0.5 and -0.25; its input part 2 and 1, so that the output part is -1.5 and -1.25.
+        adam.update(&mut p, scalar(0.5).value, 1.0, 0.1, 0.1, 1);
+        adam.attribute("p", &scalar(2.0).value, 1.0, 0.1, 1);
+        adam.update(&mut p, scalar(-0.25).value, 1.0, 0.1, 0.1, 2);
+        let moved = adam.attribute("p", &scalar(1.0).value, 1.0, 0.1, 2);
+        let (m, m_in) = (0.9 * 0.05 - 0.1 * 0.25, 0.9 * 0.2 + 0.1);
+        let v: f64 = (0.95 * 0.05 * 0.25 + 0.05 * 0.0625) / (1.0 - 0.95f64.powi(2));
+        let scale = 0.1 / (1.0 - 0.81) / (v.sqrt() + 1e-8);
+        assert!((moved.input - m_in * m * scale * scale).abs() < 1e-12);
+        assert!((moved.whole - (m * scale).powi(2)).abs() < 1e-12);
+        assert!((adam.update_square("p", 0.1, 2) - moved.whole).abs() < 1e-12);
+        assert!((moved.input / moved.whole - 14.0).abs() < 1e-12, "0.28 of 0.02; the output side's share is -13");
     }
 
     #[test]

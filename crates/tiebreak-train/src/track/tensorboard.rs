@@ -39,14 +39,16 @@ const EXPERIMENT: &str = "_hparams_/experiment";
 const BUCKETS: usize = 64;
 
 /// Charts that draw several tags together: category, chart, tags.
-const CHARTS: [(&str, &str, &[&str]); 4] = [
+const CHARTS: [(&str, &str, &[&str]); 6] = [
     ("gradients", "gradient norm: input and output side", &["grad/input_norm", "grad/output_norm"]),
     ("gradients", "signed share of the gradient", &["grad/input_signed_share", "grad/output_signed_share"]),
+    ("gradients", "signed share of the update", &["update/input_signed_share", "update/output_signed_share"]),
     (
         "gradients",
         "gradient norm, the paper code's quantities",
         &["grad/authors/input_norm", "grad/authors/output_norm"],
     ),
+    ("tables", "cosine to the initial table", &["embedding/input_cos_to_init", "embedding/output_cos_to_init"]),
     ("loss", "training and evaluation loss", &["train/loss", "eval/loss"]),
 ];
 
@@ -575,7 +577,7 @@ mod tests {
         let layout = Layout::parse_from_bytes(&layout).unwrap();
         let chart = &layout.get_category()[0].get_chart()[0];
         assert_eq!(chart.get_multiline().get_tag(), ["^grad/input_norm$", "^grad/output_norm$"]);
-        assert_eq!(layout.get_category().iter().map(|c| c.get_chart().len()).collect::<Vec<_>>(), [3, 1]);
+        assert_eq!(layout.get_category().iter().map(|c| c.get_chart().len()).collect::<Vec<_>>(), [4, 1, 1]);
         let value = &events[2].get_summary().get_value()[0];
         assert_eq!((events[2].get_step(), value.get_tag(), value.get_simple_value()), (7, "train/loss", 1.5));
         let tags: Vec<_> = events[3].get_summary().get_value().iter().map(Summary_Value::get_tag).collect();

@@ -1,4 +1,12 @@
-//! Matrix views and products on the `gemm` crate, cut into a fixed grid of tasks.
+//! Matrix views and products on the `gemm` crate, cut into a fixed grid of tasks; products of rounded operands beside.
+
+mod factor;
+mod half;
+mod tiles;
+
+pub(crate) use factor::{Factor, FactorPart, product};
+pub use half::{Bf16Kernel, Precision};
+pub(crate) use tiles::{Side, Threads, Tiles};
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -7,7 +15,7 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 /// A view of f32 values by strides, all inside one slice.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
     values: &'a [f32],
     rows: usize,
@@ -44,6 +52,14 @@ impl<'a> Matrix<'a> {
     fn columns(self, first: usize, columns: usize) -> Self {
         self.t().rows(first, columns).t()
     }
+
+    /// Whether every element lies in the slice.
+    fn fits(&self) -> bool {
+        let last = |length: usize, stride: usize| (length - 1) * stride;
+        self.rows == 0
+            || self.columns == 0
+            || last(self.rows, self.row_stride) + last(self.columns, self.column_stride) < self.values.len()
+    }
 }
 
 /// A row-major part of a matrix to be written; the parts that tasks hold do not overlap.
@@ -77,6 +93,16 @@ impl<'a> MatrixMut<'a> {
     pub(crate) unsafe fn strided(values: *mut f32, rows: usize, columns: usize, row_stride: usize) -> Self {
         Self { values, rows, columns, row_stride, lifetime: PhantomData }
     }
+
+    /// A product that sums nothing.
+    fn fill_zero(self, into: Into) {
+        if into == Into::Overwrite {
+            for row in 0..self.rows {
+                // SAFETY: inside `self`, which is uniquely borrowed; writing zeros needs no initialised memory.
+                unsafe { self.values.add(row * self.row_stride).write_bytes(0, self.columns) };
+            }
+        }
+    }
 }
 
 /// What a product does with what is there.
@@ -95,17 +121,9 @@ pub(crate) fn multiply(y: MatrixMut, a: Matrix, b: Matrix, into: Into) {
         return;
     }
     if a.columns == 0 {
-        if into == Into::Overwrite {
-            for row in 0..y.rows {
-                // SAFETY: inside `y`, which is uniquely borrowed; writing zeros needs no initialised memory.
-                unsafe { y.values.add(row * y.row_stride).write_bytes(0, y.columns) };
-            }
-        }
-        return;
+        return y.fill_zero(into);
     }
-    for m in [&a, &b] {
-        assert!((m.rows - 1) * m.row_stride + (m.columns - 1) * m.column_stride < m.values.len());
-    }
+    assert!(a.fits() && b.fits());
     // SAFETY: the inner sizes agree and the operands lie inside their slices (asserted above); `y` is a unique borrow of
     // its part, so nothing overlaps; without `read_dst` the destination is never read.
     unsafe {

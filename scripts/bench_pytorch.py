@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Training speed against PyTorch on the same CPU: the same shapes, initial weights, tokens and optimiser, run in turn.
+
+Run      python scripts/bench_pytorch.py --torch-python ~/venv-torch/bin/python --shape S1
+         python scripts/bench_pytorch.py --torch-python ... --d-model 128 --layers 2 --heads 4 --context 64 --batch 4 --vocab 512
+Needs    cargo, and a Python with PyTorch (`pip install torch`) behind --torch-python; a C++ compiler for --compile.
+Measures whole optimiser steps: forward, mean cross-entropy, backward, clip at 1.0, AdamW (lr 3e-3, betas 0.9 0.95, eps 1e-8, decay
+         0.1 on matrices); then passes without gradients. Ours is the example bench_step of tiebreak-train, without provenance.
+         d_ff = 4 d_model. --block default: swiglu, layer norm without affine, rope. gpt: gelu (tanh), layer norm with gain and
+         bias, learned positions. rms: as gpt, with RMS norm and its gain.
+         Variants run one after the other in each of the --pairs rounds, each in a process of its own, on equally many threads.
+         OPENBLAS_CORETYPE and the like are removed from PyTorch's environment (it says so), for they can choose a slower path.
+Checks   that the first losses agree (f32 to 1e-5, bf16 to 2e-3, relative) and the later ones too (1e-3, 5e-3): both do the same work.
+Prints   medians per variant and, per pair of ours and PyTorch's, the ratio of every round: median and range. --json: one document.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+SHAPES = {
+    "S1": dict(d_model=256, layers=4, heads=8, context=256, batch=8, vocab=8192, block="rms"),
+    "S2": dict(d_model=128, layers=4, heads=4, context=128, batch=32, vocab=3144, block="default"),
+    "S3": dict(d_model=512, layers=8, heads=8, context=256, batch=8, vocab=16384, block="rms"),
+}
+OURS = {"ours f32": "f32", "ours bf16": "bf16"}
+THEIRS = {"eager f32": [], "compile f32": ["--compile"], "autocast bf16": ["--bf16"]}
+REMOVED = ["OPENBLAS_CORETYPE", "MKL_DEBUG_CPU_TYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"]
+
+
+def tokens(vocab, count):
+    """The example's generator: the high 31 bits of a linear congruential one."""
+    state, found = 1, []
+    for _ in range(count):
+        state = (state * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**64
+        found.append((state >> 33) % vocab)
+    return found
+
+
+def torch_child(a):
+    """One PyTorch run; prints the same JSON as bench_step."""
+    import contextlib
+    import resource
+    import struct
+    import time
+
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    torch.set_num_threads(a.threads)
+    with open(a.weights, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data = bytearray(file.read())
+    header.pop("__metadata__", None)
+    weights = {
+        name: torch.frombuffer(data, dtype=torch.float32, count=(e["data_offsets"][1] - e["data_offsets"][0]) // 4,
+                               offset=e["data_offsets"][0]).reshape(e["shape"]).clone()
+        for name, e in header.items()
+    }
+    del data
+    default = a.block == "default"
+
+    def norm(path):
+        if a.block == "rms":
+            layer = nn.RMSNorm(a.d_model, eps=1e-5)
+        else:
+            layer = nn.LayerNorm(a.d_model, elementwise_affine=a.block == "gpt")
+        for ours, theirs in (("gain", "weight"), ("bias", "bias")):
+            if f"{path}.{ours}" in weights:
+                getattr(layer, theirs).data = weights.pop(f"{path}.{ours}").flatten()
+        return layer
+
+    def linear(path):
+        weight = weights.pop(path)
+        layer = nn.Linear(*weight.shape, bias=False)
+        layer.weight.data = weight.t().contiguous()
+        return layer
+
+    def rotate(x, cos, sin):
+        x1, x2 = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat([-x2, x1], dim=-1) * sin).to(x.dtype)
+
+    class Block(nn.Module):
+        def __init__(self, path):
+            super().__init__()
+            self.norm_attention, self.norm_mlp = norm(f"{path}.norm_attention"), norm(f"{path}.norm_mlp")
+            self.qkv, self.out = linear(f"{path}.attention.qkv.weight"), linear(f"{path}.attention.out.weight")
+            self.up, self.down = linear(f"{path}.mlp.up.weight"), linear(f"{path}.mlp.down.weight")
+
+        def forward(self, x, cos, sin):
+            b, t, d = x.shape
+            qkv = self.qkv(self.norm_attention(x)).view(b, t, 3, a.heads, d // a.heads)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)
+            if default:
+                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+            y = self.up(self.norm_mlp(x))
+            if default:
+                value, gate = y.chunk(2, dim=-1)
+                y = F.silu(gate) * value
+            else:
+                y = F.gelu(y, approximate="tanh")
+            return x + self.down(y)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            half = a.d_model // a.heads // 2
+            tied = "table" in weights
+            self.table = nn.Embedding(*weights["table" if tied else "input_table"].shape)
+            self.table.weight.data = weights.pop("table" if tied else "input_table")
+            self.head = nn.Linear(a.d_model, a.vocab, bias=False)
+            if tied:
+                self.head.weight = self.table.weight
+            else:
+                self.head.weight.data = weights.pop("output_table")
+            self.position = None
+            if not default:
+                self.position = nn.Parameter(weights.pop("position.weight"))
+            self.blocks = nn.ModuleList(Block(f"blocks.{i}") for i in range(a.layers))
+            self.norm_final = norm("norm_final")
+            angle = torch.arange(a.context)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+            angle = torch.cat([angle, angle], dim=-1)
+            self.register_buffer("cos", angle.cos(), persistent=False)
+            self.register_buffer("sin", angle.sin(), persistent=False)
+
+        def forward(self, ids, targets):
+            x = self.table(ids)
+            if self.position is not None:
+                x = x + self.position[: ids.shape[1]]
+            for block in self.blocks:
+                x = block(x, self.cos, self.sin)
+            return F.cross_entropy(self.head(self.norm_final(x)).flatten(0, 1), targets.flatten())
+
+    model = Model()
+    if weights:
+        sys.exit(f"weights without a place: {', '.join(weights)}")
+    matrices, vectors = [p for p in model.parameters() if p.ndim == 2], [p for p in model.parameters() if p.ndim == 1]
+    groups = [dict(params=p, weight_decay=wd) for p, wd in ((matrices, 0.1), (vectors, 0.0)) if p]
+    optimiser = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    run = torch.compile(model) if a.compile else model
+    cast = lambda: torch.autocast("cpu", torch.bfloat16) if a.bf16 else contextlib.nullcontext()
+    n, steps = a.batch * a.context, a.warmup + 2 * a.steps
+    passes = (a.steps + 1) // 2 + 1
+    ids = torch.tensor(tokens(a.vocab, 2 * n * (steps + passes))).view(-1, 2, a.batch, a.context)
+    times, losses = [], []
+    for i in range(steps):
+        start = time.perf_counter()
+        with cast():
+            loss = run(*ids[i])
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        losses.append(loss.item())
+        times.append(time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    evaluation = []
+    for i in range(steps, steps + passes):
+        start = time.perf_counter()
+        with torch.no_grad(), cast():
+            run(*ids[i]).item()
+        evaluation.append(time.perf_counter() - start)
+    median = statistics.median(times[a.warmup:])
+    print(json.dumps(dict(
+        tokens_per_second=n / median, median_step_ms=1e3 * median, min_step_ms=1e3 * min(times[a.warmup:]), peak_rss_mb=peak,
+        evaluation_tokens_per_second=n / statistics.median(evaluation[1:]), losses=losses, threads=torch.get_num_threads(),
+        products=f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
+        parameters=sum(p.numel() for p in model.parameters()))))
+
+
+def shape_arguments(a):
+    names = ["d_model", "layers", "heads", "context", "batch", "vocab", "steps", "warmup", "block", "head"]
+    return [x for name in names for x in (f"--{name.replace('_', '-')}", str(getattr(a, name)))]
+
+
+def child(command, environment):
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"failed ({done.returncode}): {' '.join(command)}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def near(found, expected, tolerance):
+    return abs(found - expected) <= tolerance * abs(expected)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, help="fills in what is not given below")
+    for name in ["d_model", "layers", "heads", "context", "batch", "vocab"]:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    parser.add_argument("--block", choices=["default", "gpt", "rms"])
+    parser.add_argument("--head", choices=["tied", "untied"], default="tied")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of ours without provenance (default 10)")
+    parser.add_argument("--warmup", type=int, default=4, help="steps before them (default 4)")
+    parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both (default: all)")
+    parser.add_argument("--torch-python", default=sys.executable, help="a Python with PyTorch (default: this one)")
+    parser.add_argument("--binary", help="a built bench_step (default: build it)")
+    parser.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="ours (default: both)")
+    parser.add_argument("--compile", action="store_true", help="also torch.compile (with --child: only)")
+    parser.add_argument("--json", action="store_true")
+    for name in ["--child", "--bf16"]:
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--weights", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    for name, value in (SHAPES[a.shape or "S2"]).items():
+        if getattr(a, name) is None:
+            setattr(a, name, value)
+    if a.child:
+        return torch_child(a)
+
+    binary = a.binary
+    if not binary:
+        build = ["cargo", "build", "--release", "-p", "tiebreak-train", "--example", "bench_step", "--message-format=json"]
+        lines = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        built = [json.loads(line) for line in lines]
+        binary = next(m["executable"] for m in built if m.get("executable") and m["target"]["name"] == "bench_step")
+    environment = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
+    removed = [name for name in REMOVED if name in environment]
+    theirs = {k: v for k, v in environment.items() if k not in REMOVED} | dict(OMP_NUM_THREADS=str(a.threads))
+    say = (lambda *x: print(*x, file=sys.stderr)) if a.json else print
+    say(f"{a.shape or 'shape'}: " + " ".join(shape_arguments(a)))
+    say(f"{a.threads} threads each; removed for PyTorch: {', '.join(removed) or 'nothing was set'}")
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        weights = os.path.join(folder, "weights.safetensors")
+        for round in range(a.pairs):
+            for name, precision in OURS.items():
+                if precision in a.precision:
+                    export = ["--export", weights] if not os.path.exists(weights) else []
+                    command = [binary, *shape_arguments(a), "--precision", precision, *export]
+                    found.setdefault(name, []).append(child(command, environment))
+            for name, flags in THEIRS.items():
+                if name == "compile f32" and not a.compile:
+                    continue
+                command = [a.torch_python, os.path.abspath(__file__), "--child", "--weights", weights, *shape_arguments(a),
+                           "--threads", str(a.threads), *flags]
+                found.setdefault(name, []).append(child(command, theirs))
+            say(f"round {round + 1}: " + ", ".join(f"{name} {runs[-1]['median_step_ms']:.1f} ms" for name, runs in found.items()))
+
+    reference = found["eager f32"][0]
+    for name, runs in found.items():
+        first, later = (2e-3, 5e-3) if "bf16" in name else (1e-5, 1e-3)
+        for run in runs:
+            for step, (loss, expected) in enumerate(zip(run["losses"], reference["losses"]), 1):
+                if not near(loss, expected, first if step == 1 else later):
+                    sys.exit(f"{name}: loss {loss} at step {step}, PyTorch eager has {expected}: not the same work")
+        if runs[0]["parameters"] != reference["parameters"]:
+            sys.exit(f"{name}: {runs[0]['parameters']} parameters, PyTorch has {reference['parameters']}")
+    middle = lambda runs, key: statistics.median(r[key] for r in runs)
+    report = dict(shape={n: getattr(a, n) for n in ["d_model", "layers", "heads", "context", "batch", "vocab", "block", "head"]},
+                  threads=a.threads, pairs=a.pairs, variants={}, ratios={})
+    for name, runs in found.items():
+        keys = ["tokens_per_second", "median_step_ms", "evaluation_tokens_per_second", "peak_rss_mb"]
+        report["variants"][name] = {key: round(middle(runs, key), 1) for key in keys} | dict(products=runs[0]["products"])
+        if "provenance_ms" in runs[0]:
+            costs = sorted(r["provenance_ms"] / r["median_step_ms"] for r in runs)
+            report["variants"][name]["provenance"] = [round(x, 4) for x in (statistics.median(costs), costs[0], costs[-1])]
+    for ours in (name for name in found if name in OURS):
+        for other in (name for name in found if name in THEIRS):
+            rounds = list(zip(found[ours], found[other]))
+            speed = sorted(y["median_step_ms"] / x["median_step_ms"] for x, y in rounds)
+            evaluation = statistics.median(x["evaluation_tokens_per_second"] / y["evaluation_tokens_per_second"] for x, y in rounds)
+            memory = statistics.median(x["peak_rss_mb"] / y["peak_rss_mb"] for x, y in rounds)
+            report["ratios"][f"{ours} / {other}"] = dict(
+                speed=[round(x, 2) for x in (statistics.median(speed), speed[0], speed[-1])], evaluation=round(evaluation, 2),
+                memory=round(memory, 2))
+    if a.json:
+        return print(json.dumps(report, indent=1))
+    for name, v in report["variants"].items():
+        cost = f"  provenance {v['provenance'][0]:.1%} ({v['provenance'][1]:.1%} to {v['provenance'][2]:.1%})" if "provenance" in v else ""
+        print(f"{name:14} {v['median_step_ms']:8.1f} ms  {v['tokens_per_second']:9.0f} tok/s  evaluation "
+              f"{v['evaluation_tokens_per_second']:9.0f} tok/s  peak {v['peak_rss_mb']:6.0f} MiB  [{v['products']}]{cost}")
+    for name, v in report["ratios"].items():
+        print(f"{name:28} {v['speed'][0]:5.2f} x ({v['speed'][1]} to {v['speed'][2]})  evaluation {v['evaluation']:.2f} x  "
+              f"memory {v['memory']:.2f} x")
+
+
+if __name__ == "__main__":
+    main()
