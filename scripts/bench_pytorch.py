@@ -9,6 +9,8 @@ Measures whole optimiser steps: forward, mean cross-entropy, backward, clip at 1
          d_ff = 4 d_model. --block default: swiglu, layer norm without affine, rope. gpt: gelu (tanh), layer norm with gain and
          bias, learned positions. rms: as gpt, with RMS norm and its gain.
          Variants run one after the other in each of the --pairs rounds, each in a process of its own, on equally many threads.
+         --cells N runs every variant in N processes at a time, each on its share of the threads, as a sweep does, and counts the
+         tokens per second of all of them; a step's time is then divided by N.
          OPENBLAS_CORETYPE and the like are removed from PyTorch's environment (it says so), for they can choose a slower path.
 Checks   that the first losses agree (f32 to 1e-5, bf16 to 2e-3, relative) and the later ones too (1e-3, 5e-3): both do the same work.
 Prints   medians per variant and, per pair of ours and PyTorch's, the ratio of every round: median and range. --json: one document.
@@ -179,11 +181,17 @@ def shape_arguments(a):
     return [x for name in names for x in (f"--{name.replace('_', '-')}", str(getattr(a, name)))]
 
 
-def child(command, environment):
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(f"failed ({done.returncode}): {' '.join(command)}")
-    return json.loads(done.stdout.splitlines()[-1])
+def child(command, environment, cells):
+    """The same run in `cells` processes at a time: of the first, with the tokens per second of all."""
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(cells)]
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        sys.exit(f"failed ({[process.returncode for process in started]}): {' '.join(command)}")
+    runs = [json.loads(output.splitlines()[-1]) for output in outputs]
+    total = {key: sum(run[key] for run in runs) for key in ["tokens_per_second", "evaluation_tokens_per_second"]}
+    # A step of all together, as if they took turns.
+    step = runs[0]["tokens_per_second"] * runs[0]["median_step_ms"] / total["tokens_per_second"]
+    return runs[0] | total | dict(median_step_ms=step)
 
 
 def near(found, expected, tolerance):
@@ -201,6 +209,7 @@ def main():
     parser.add_argument("--warmup", type=int, default=4, help="steps before them (default 4)")
     parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both (default: all)")
+    parser.add_argument("--cells", type=int, default=1, help="processes at a time, as in a sweep (default 1)")
     parser.add_argument("--torch-python", default=sys.executable, help="a Python with PyTorch (default: this one)")
     parser.add_argument("--binary", help="a built bench_step (default: build it)")
     parser.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="ours (default: both)")
@@ -222,12 +231,13 @@ def main():
         lines = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         built = [json.loads(line) for line in lines]
         binary = next(m["executable"] for m in built if m.get("executable") and m["target"]["name"] == "bench_step")
+    a.threads = max(1, a.threads // a.cells)
     environment = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
     removed = [name for name in REMOVED if name in environment]
     theirs = {k: v for k, v in environment.items() if k not in REMOVED} | dict(OMP_NUM_THREADS=str(a.threads))
     say = (lambda *x: print(*x, file=sys.stderr)) if a.json else print
     say(f"{a.shape or 'shape'}: " + " ".join(shape_arguments(a)))
-    say(f"{a.threads} threads each; removed for PyTorch: {', '.join(removed) or 'nothing was set'}")
+    say(f"{a.cells} at a time, {a.threads} threads each; removed for PyTorch: {', '.join(removed) or 'nothing was set'}")
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         weights = os.path.join(folder, "weights.safetensors")
@@ -236,13 +246,13 @@ def main():
                 if precision in a.precision:
                     export = ["--export", weights] if not os.path.exists(weights) else []
                     command = [binary, *shape_arguments(a), "--precision", precision, *export]
-                    found.setdefault(name, []).append(child(command, environment))
+                    found.setdefault(name, []).append(child(command, environment, a.cells))
             for name, flags in THEIRS.items():
                 if name == "compile f32" and not a.compile:
                     continue
                 command = [a.torch_python, os.path.abspath(__file__), "--child", "--weights", weights, *shape_arguments(a),
                            "--threads", str(a.threads), *flags]
-                found.setdefault(name, []).append(child(command, theirs))
+                found.setdefault(name, []).append(child(command, theirs, a.cells))
             say(f"round {round + 1}: " + ", ".join(f"{name} {runs[-1]['median_step_ms']:.1f} ms" for name, runs in found.items()))
 
     reference = found["eager f32"][0]
@@ -256,7 +266,7 @@ def main():
             sys.exit(f"{name}: {runs[0]['parameters']} parameters, PyTorch has {reference['parameters']}")
     middle = lambda runs, key: statistics.median(r[key] for r in runs)
     report = dict(shape={n: getattr(a, n) for n in ["d_model", "layers", "heads", "context", "batch", "vocab", "block", "head"]},
-                  threads=a.threads, pairs=a.pairs, variants={}, ratios={})
+                  threads=a.threads, cells=a.cells, pairs=a.pairs, variants={}, ratios={})
     for name, runs in found.items():
         keys = ["tokens_per_second", "median_step_ms", "evaluation_tokens_per_second", "peak_rss_mb"]
         report["variants"][name] = {key: round(middle(runs, key), 1) for key in keys} | dict(products=runs[0]["products"])

@@ -8,7 +8,7 @@ use crate::harness::{Place, RunDir, assert_same, binary, signal, tree, wait_unti
 
 /// A lens of a fraction of a second after the training.
 const WITH_LENS: [&str; 6] =
-    ["--set", "lens.after_training=true", "--set", "lens.train_tokens=16384", "--set", "lens.eval_tokens=1600"];
+    ["--set", "lens.after_training=true", "--set", "lens.train_tokens=16384", "--set", "lens.eval_tokens=400"];
 
 /// One of a few seconds, to be ended on its way.
 const LONG_LENS: [&str; 4] = ["--set", "lens.after_training=true", "--set", "lens.train_tokens=400000"];
@@ -56,7 +56,7 @@ fn the_training_process_and_the_command_write_the_same_lens() {
     assert!((read - run.value(60, "eval/loss").unwrap()).abs() < 0.2, "{read}");
     assert_eq!(report["held_out"]["constant"]["kl_fraction"], 1.0);
     assert!(report["held_out"]["bigram"]["kl_bits"].as_f64().unwrap() > 0.0);
-    assert_eq!((&report["training"]["tokens"], &report["held_out"]["tokens"]), (&16384.into(), &1600.into()));
+    assert_eq!((&report["training"]["tokens"], &report["held_out"]["tokens"]), (&16384.into(), &400.into()));
 
     // The command repeats it, with any number of threads, and leaves the logs alone.
     let (lens_before, report_before, logs) = (bytes(&run, LENS), bytes(&run, REPORT), bytes(&run, "metrics.jsonl"));
@@ -69,7 +69,9 @@ fn the_training_process_and_the_command_write_the_same_lens() {
     assert_eq!(bytes(&run, "metrics.jsonl"), logs);
 
     // Other recipes, steps and corpora have files of their own.
-    place.write("other.txt", "the river walks under the bright stone and sings of rain\n".repeat(2000));
+    // Equal documents would all fall into one split.
+    let line = |i| format!("the river walks under the bright stone {i} and sings of rain\n\n");
+    place.write("other.txt", (0..20_000).map(line).collect::<String>());
     let text = lens(&place, &run, &["--recipe", "paper", "--step", "56", "--corpus", "other.txt"]).expect(0).stdout;
     assert!(text.contains("tuned_paper KL") && text.contains("bigram"), "{text}");
     let names: Vec<_> = tree(&run.0.join("probes")).into_keys().map(|p| p.file_name().unwrap().to_owned()).collect();

@@ -172,7 +172,8 @@ fn tensorboard_reads_every_kind_of_run() {
     }
     // One cosine for each id that occurs in the training split.
     let tokens = &of(&probed)["histograms"]["align/input_to_output/procrustes_tokens"];
-    let seen = tokens[0][1].as_f64().unwrap();
-    assert!((200.0..=300.0).contains(&seen), "{tokens}");
+    let counts = tiebreak_train::KeptTables::open(&probed.0).unwrap().counts().unwrap();
+    let seen = counts.iter().filter(|count| **count > 0).count() as f64;
+    assert!(seen > 2.0);
     assert_eq!(*tokens, Value::from([20, 40, 60].map(|step| serde_json::json!([step, seen])).to_vec()));
 }
