@@ -184,6 +184,45 @@ fn pullback_is_the_autodiff_gradient_of_every_parameter_in_f32() {
     pullback_is_the_gradient(DType::F32, 1e-5);
 }
 
+/// <gradient, direction> against differences of the loss, in f64: of the language model's, through every parameter of the interface.
+#[test]
+fn pullback_is_the_slope_of_the_loss() {
+    for head in mapped_heads().into_iter().filter(|head| head.z_loss == 0.0) {
+        let batch = batch(2, "slope");
+        let of = |model: &Model| gradients(model, std::slice::from_ref(&batch), 1.0, Precision::F32, false);
+        let base = shaken(&head, DType::F64);
+        let found: Vec<Tensor<2>> = base.interface.pullback(of(&base).tables).into_iter().map(Sides::sum).collect();
+        for (parameter, gradient) in found.iter().enumerate() {
+            let direction = direction(gradient.dims(), parameter);
+            let loss = |by: f64| of(&moved(&head, parameter, &direction, by)).loss;
+            let expected = (loss(1e-6) - loss(-1e-6)) / 2e-6;
+            let along = host(&(gradient.clone() * direction.clone())).iter().sum::<f64>();
+            assert!(
+                (along - expected).abs() < 1e-8 * (expected.abs() + 1.0),
+                "{head:?} {parameter}: {along} {expected}"
+            );
+        }
+    }
+}
+
+fn direction(shape: [usize; 2], parameter: usize) -> Tensor<2> {
+    let noise = Stream::new(6, &format!("direction {parameter}")).normals(shape[0] * shape[1], 1.0, None);
+    Tensor::from_data(TensorData::new(noise, shape), (&Device::flex(), DType::F64))
+}
+
+/// [`shaken`], then one parameter of the interface moved.
+fn moved(head: &HeadConfig, parameter: usize, direction: &Tensor<2>, by: f64) -> Model {
+    let mut model = shaken(head, DType::F64);
+    let mut at = 0;
+    model.visit(&mut |p, role| {
+        if role.is_some() && at == parameter {
+            p.value = p.value.clone() + direction.clone().mul_scalar(by);
+        }
+        at += 1;
+    });
+    model
+}
+
 #[test]
 fn columns_of_the_output_gradient_sum_to_zero() {
     for head in heads() {
@@ -643,15 +682,7 @@ fn auxiliary_losses_have_the_gradients_of_their_differences() {
             }
             let count = base.interface.parameters().len();
             let loss = |parameter: usize, direction: &Tensor<2>, by: f64| {
-                let mut moved = shaken(&head, DType::F64);
-                let mut at = 0;
-                moved.visit(&mut |p, role| {
-                    if role.is_some() && at == parameter {
-                        p.value = p.value.clone() + direction.clone().mul_scalar(by);
-                    }
-                    at += 1;
-                });
-                auxiliary(&moved, &config, 1, &mut None, true).unwrap().loss
+                auxiliary(&moved(&head, parameter, direction, by), &config, 1, &mut None, true).unwrap().loss
             };
             let found = [false, true].map(|whole| {
                 let found = auxiliary(&base, &config, 1, &mut None, whole).unwrap();
@@ -660,10 +691,7 @@ fn auxiliary_losses_have_the_gradients_of_their_differences() {
             });
             for parameter in 0..count {
                 let value = &base.interface.parameters()[parameter].parameter.value;
-                let [rows, columns] = value.dims();
-                let noise = Stream::new(6, &format!("direction {parameter}")).normals(rows * columns, 1.0, None);
-                let direction =
-                    Tensor::<2>::from_data(TensorData::new(noise, [rows, columns]), (&Device::flex(), DType::F64));
+                let direction = direction(value.dims(), parameter);
                 let h = 1e-5;
                 let expected = (loss(parameter, &direction, h) - loss(parameter, &direction, -h)) / (2.0 * h);
                 for found in &found {

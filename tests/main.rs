@@ -7,6 +7,7 @@ mod harness;
 mod invariants;
 mod lens;
 mod look;
+mod modes;
 mod precision;
 mod probes;
 mod reproduce;

@@ -18,7 +18,8 @@ fn reference(place: &Place, more: &[&str]) -> RunDir {
     run
 }
 
-fn resume(place: &Place, out: &str, more: &[&str]) -> RunDir {
+/// The run of `out`, gone on with to its end.
+pub fn resume(place: &Place, out: &str, more: &[&str]) -> RunDir {
     let run = place.train(out, &[more, &["--resume"]].concat()).expect(0).folder(place);
     run.check_tidy();
     assert_eq!(run.state(), "complete");
@@ -26,7 +27,7 @@ fn resume(place: &Place, out: &str, more: &[&str]) -> RunDir {
 }
 
 /// A run that is ended by `how` once it has a checkpoint at or after `step`.
-fn interrupted(place: &Place, out: &str, more: &[&str], step: u64, how: i32) -> (RunDir, Option<i32>) {
+pub fn interrupted(place: &Place, out: &str, more: &[&str], step: u64, how: i32) -> (RunDir, Option<i32>) {
     let mut child = place.start(out, more);
     wait_until("a checkpoint", || {
         place.started_below(out).is_some_and(|run| run.checkpoints().last().is_some_and(|last| *last >= step))
@@ -418,48 +419,6 @@ fn put_back(place: &Place, out: &str, more: &[&str], step: u64) -> RunDir {
     }
     assert_eq!(run.checkpoints().last(), Some(&step));
     run
-}
-
-/// Every mode with the defaults of its keys, where they fit a tiny model: a new mode is among them.
-#[test]
-fn every_head_mode_resumes() {
-    use tiebreak_model::interface::{HeadConfig, ModeKind};
-    let place = Place::new();
-    for mode in ModeKind::ALL {
-        let head = HeadConfig { mode, ..HeadConfig::default() };
-        let name = head.mode_name();
-        let mut sets = vec![format!("head.mode={name}"), "train.steps=150".into(), "log.provenance_every=2".into()];
-        // The loss between the sides has a memory of its own.
-        sets.extend((!head.one_matrix(300, 16)).then(|| "aux.symmetry=0.01".into()));
-        for (key, value) in [("shared_width", "5"), ("rank", "3"), ("rows", "100"), ("untie_at", "77")] {
-            if head.uses(key) {
-                sets.push(format!("head.{key}={value}"));
-            }
-        }
-        let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let whole = place.train(&format!("{name}-whole"), &more).expect(0).folder(&place);
-        let (_, _) = interrupted(&place, &name, &more, 21, libc::SIGKILL);
-        assert_same(&resume(&place, &name, &more), &whole, &name);
-        is_loaded_as_it_was_kept(&whole);
-    }
-}
-
-/// What is loaded from the last checkpoint, without a look at the data, is the pair that was kept at that step.
-fn is_loaded_as_it_was_kept(run: &RunDir) {
-    use tiebreak_model::{Model, Placement};
-    let device = burn::tensor::Device::flex();
-    let config = tiebreak_train::config::load(&run.0.join("config.toml"), &[]).unwrap().config;
-    let (context, at) = (config.data.context_length, Placement::f32(&device));
-    let mut model = Model::init(&config.model, &config.head, 300, context, config.seed, &at);
-    let last = *run.checkpoints().last().unwrap();
-    let folder = run.0.join(format!("checkpoints/step-{last}"));
-    tiebreak_train::checkpoint::load_model(&folder, &mut model, &device).unwrap();
-    let kept = run.0.join(format!("tables/step-{last}.safetensors"));
-    let kept = tiebreak_train::tensors::read(&kept, &device).unwrap();
-    let (pair, host) = (model.interface.pair(), tiebreak_train::step::host::<2>);
-    assert_eq!(host(&pair.input_vd), host(&kept["input"]), "{}", run.0.display());
-    assert_eq!(host(&pair.output_vd), host(kept.get("output").unwrap_or(&kept["input"])), "{}", run.0.display());
-    assert_eq!(kept.contains_key("output"), !model.interface.one_matrix());
 }
 
 #[test]
