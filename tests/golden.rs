@@ -7,7 +7,7 @@ use tiebreak_model::interface::HeadConfig;
 use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::optim::AdamW;
-use tiebreak_train::step::{MicroBatch, gradients, host, update};
+use tiebreak_train::step::{Memory, MicroBatch, gradients, host, update};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -126,9 +126,10 @@ impl Golden {
         let mut model = self.model(dtype);
         let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
         let steps = (0..self.batches.len()).map(|i| {
-            let gradients = gradients(&model, &[self.batch(i)], config.intervene.paper_output_scale, Precision::F32);
+            let gradients =
+                gradients(&model, &[self.batch(i)], config.intervene.paper_output_scale, Precision::F32, false);
             let loss = gradients.loss;
-            let done = update(&mut model, &mut adam, gradients, config, i as u64 + 1, i == 3);
+            let done = update(&mut model, &mut adam, &mut Memory::default(), gradients, config, i as u64 + 1, i == 3);
             assert!(done.nonfinite.is_empty());
             [loss, done.lr, done.norm, done.clip_factor]
         });
@@ -166,16 +167,17 @@ fn every_gradient(dtype: DType, tolerance: f64) {
     for case in CASES {
         let golden = golden(case);
         let model = golden.model(dtype);
-        let found = gradients(&model, &[golden.batch(0)], 1.0, Precision::F32);
+        let found = gradients(&model, &[golden.batch(0)], 1.0, Precision::F32, false);
+        let whole = found.whole.expect("whole tables");
         let near = |what: &str, found: &[f64], expected: &[f64]| {
             assert_near(&format!("{case} {what}"), found, expected, tolerance)
         };
         near("loss", &[found.loss], &[golden.first.loss]);
         near("logits", &first_logits(&golden, &model), &golden.first.logits.data);
-        near("G_in", &host(&found.input_vd), &golden.first.g_in.data);
-        near("G_out", &host(&found.output_vd), &golden.first.g_out.data);
-        near("dL/dx0", &host(&found.last.0), &golden.first.x0_gradient.data);
-        let tables = model.interface.pullback(found.input_vd, found.output_vd).into_iter().map(|s| s.sum());
+        near("G_in", &host(&whole.input_vd), &golden.first.g_in.data);
+        near("G_out", &host(&whole.output_vd), &golden.first.g_out.data);
+        near("dL/dx0", &host(&whole.last.0), &golden.first.x0_gradient.data);
+        let tables = model.interface.pullback(found.tables).into_iter().map(|s| s.sum());
         let all: Vec<Tensor<2>> = tables.chain(found.trunk).collect();
         let parameters = model.parameters();
         assert_eq!(all.len(), golden.first.gradients.len());
@@ -232,9 +234,9 @@ fn scaled_sides_match_pytorch_before_and_after_the_clip() {
     let golden = golden("tied_a");
     let plain = golden.train(&golden.run_config(), DType::F64).0;
     let mut before = golden.run_config();
-    before.intervene.input_scale = 5.0;
+    before.intervene.input_scale = 5.0.into();
     let mut after = golden.run_config();
-    after.intervene.output_scale = 0.25;
+    after.intervene.output_scale = 0.25.into();
     after.intervene.position = tiebreak_train::intervene::Place::AfterClip;
     for (name, config) in [("input_x5_before_clip", before), ("output_x0.25_after_clip", after)] {
         let steps = golden.train(&config, DType::F64).0;

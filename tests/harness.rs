@@ -44,7 +44,9 @@ pub fn binary() -> &'static Path {
         let folder = test.ancestors().nth(2).unwrap();
         let profile = folder.file_name().unwrap().to_str().unwrap();
         let built = Command::new(env!("CARGO"))
-            .args(["build", "-p", "tiebreak-cli", "--profile", if profile == "debug" { "dev" } else { profile }])
+            // With a test among the targets features are resolved as for the tests themselves, so no dependency is built twice.
+            .args(["build", "--workspace", "--bins", "--test", "integration"])
+            .args(["--profile", if profile == "debug" { "dev" } else { profile }])
             .arg("--target-dir")
             .arg(folder.parent().unwrap())
             .current_dir(env!("CARGO_MANIFEST_DIR"))

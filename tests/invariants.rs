@@ -1,25 +1,104 @@
 //! Numbers that must always hold, for every head mode.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
-use tiebreak_kernels::Precision;
-use tiebreak_model::interface::{HeadConfig, ModeKind, Role};
+use tiebreak_kernels::{Precision, Transposed, product};
+use tiebreak_model::interface::{
+    GatePer, Head, HeadConfig, ModeKind, OutputFactor, Role, RowsWhich, Sides, Table, TableGradient,
+};
 use tiebreak_model::rng::Stream;
-use tiebreak_model::{Model, ModelConfig, Placement};
+use tiebreak_model::{Model, ModelConfig, Placement, Vocabulary};
+use tiebreak_train::auxiliary::auxiliary;
 use tiebreak_train::config::RunConfig;
+use tiebreak_train::intervene::{Scale, ScaleKind, ScaleSchedule};
 use tiebreak_train::optim::AdamW;
-use tiebreak_train::step::{MicroBatch, gradients, host, update};
+use tiebreak_train::step::{Memory, MicroBatch, gradients, host, update};
 
 const V: usize = 23;
 const T: usize = 7;
+const D: usize = 12;
 
+/// A mode with values of its own keys that fit V and d; a key that is not named here keeps its default.
 fn head(mode: ModeKind) -> HeadConfig {
-    HeadConfig { mode }
+    let mut head = HeadConfig { mode, ..HeadConfig::default() };
+    type Set = fn(&mut HeadConfig);
+    let small: [(&str, Set); 4] = [
+        ("shared_width", |h| h.shared_width = 5),
+        ("untie_at", |h| h.untie_at = 2.0),
+        ("rank", |h| h.rank = 3),
+        ("rows", |h| h.rows = 7),
+    ];
+    for (key, set) in small {
+        if head.uses(key) {
+            set(&mut head);
+        }
+    }
+    head
+}
+
+fn with(mode: ModeKind, change: impl Fn(&mut HeadConfig)) -> HeadConfig {
+    let mut head = head(mode);
+    change(&mut head);
+    head
+}
+
+/// Every mode, its variants and its limits.
+fn heads() -> Vec<HeadConfig> {
+    use ModeKind::*;
+    let mut all: Vec<HeadConfig> = ModeKind::ALL.into_iter().map(head).collect();
+    all.extend([
+        with(Partial, |h| h.shared_width = 0),
+        with(Partial, |h| h.shared_width = D),
+        with(DualHead, |h| h.gate = 0.0),
+        with(DualHead, |h| h.gate = 1.0),
+        with(DualHead, |h| (h.gate, h.gate_learned) = (0.8, true)),
+        with(DualHead, |h| (h.gate_per, h.gate_learned) = (GatePer::Row, true)),
+        with(TieThenUntie, |h| h.untie_at = 0.0),
+        with(LowRankPrivate, |h| h.rank = 0),
+        with(Factorised, |h| h.output_factor = OutputFactor::Own),
+        with(PartialRows, |h| (h.rows, h.rows_which) = (4, RowsWhich::Rare)),
+        with(PartialRows, |h| h.rows = 0),
+        with(PartialRows, |h| h.rows = V),
+    ]);
+    all
+}
+
+/// The same with changed logits.
+fn mapped_heads() -> Vec<HeadConfig> {
+    let change = |mut head: HeadConfig, softcap: f64, z_loss: f64| {
+        (head.logit_softcap, head.z_loss) = (softcap, z_loss);
+        head
+    };
+    let all = heads().into_iter();
+    all.flat_map(|head| [head.clone(), change(head.clone(), 2.0, 0.0), change(head, 4.0, 0.1)]).collect()
+}
+
+fn shape() -> ModelConfig {
+    ModelConfig { d_model: D, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() }
+}
+
+fn model_of(head: &HeadConfig, dtype: DType) -> Model {
+    let at = Placement { device: Device::flex(), dtype };
+    // Frequencies that are not in the order of ids.
+    let by_rank = (0..V as u32).map(|i| i * 5 % V as u32).collect();
+    Model::init(&shape(), head, Vocabulary { by_rank }, T, 3, &at)
 }
 
 fn model(mode: ModeKind, dtype: DType) -> Model {
-    let config = ModelConfig { d_model: 12, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() };
-    let at = Placement { device: Device::flex(), dtype };
-    Model::init(&config, &HeadConfig { mode }, V, T, 3, &at)
+    model_of(&head(mode), dtype)
+}
+
+/// The same with noise on the interface's parameters: where some start at 0, others have no gradient.
+fn shaken(head: &HeadConfig, dtype: DType) -> Model {
+    let mut model = model_of(head, dtype);
+    let mut rng = Stream::new(5, "noise");
+    model.visit(&mut |p, role| {
+        if role.is_some() {
+            let [rows, columns] = p.value.dims();
+            let noise = TensorData::new(rng.normals(rows * columns, 0.1, None), [rows, columns]);
+            p.value = p.value.clone() + Tensor::from_data(noise, (&p.value.device(), p.value.dtype()));
+        }
+    });
+    model
 }
 
 /// `sequences` windows with repeated ids.
@@ -57,11 +136,18 @@ fn autodiff_gradients(mut model: Model, batch: &MicroBatch) -> (f64, Vec<(String
     let x0_btd = Model::lookup(&pair.input_vd, ids(&batch.inputs).reshape([n / T, T]));
     let [_, d] = pair.input_vd.dims();
     let h_nd = model.trunk.forward(x0_btd).reshape([n, d]);
-    let logits_nv = h_nd.matmul(pair.output_vd.transpose());
+    let mut logits_nv = h_nd.matmul(pair.output_vd.transpose());
+    if let Some(bias_1v) = model.interface.tables().bias_1v {
+        logits_nv = logits_nv + bias_1v;
+    }
+    if let Some(c) = model.logit_map.softcap {
+        logits_nv = logits_nv.mul_scalar(1.0 / c).tanh().mul_scalar(c);
+    }
+    let sum_n1 = logits_nv.clone().exp().sum_dim(1).log();
     let picked = activation::log_softmax(logits_nv, 1).gather(1, ids(&batch.targets).unsqueeze_dim(1));
     let loss = picked.mean().neg();
     let value = host(&loss.clone().inner())[0];
-    let tape = loss.backward();
+    let tape = (loss + sum_n1.clone().mul(sum_n1).mean().mul_scalar(model.logit_map.z_loss)).backward();
     let gradients = model.parameters().into_iter().map(|p| {
         let gradient = p.value.grad(&tape).expect("every parameter is used");
         (p.path, host(&gradient))
@@ -70,16 +156,20 @@ fn autodiff_gradients(mut model: Model, batch: &MicroBatch) -> (f64, Vec<(String
 }
 
 fn pullback_is_the_gradient(dtype: DType, tolerance: f64) {
-    for mode in ModeKind::ALL {
+    for head in mapped_heads() {
+        head.validate(V, D).unwrap();
         let batch = batch(3, "pullback");
-        let (loss, expected) = autodiff_gradients(model(mode, dtype), &batch);
-        let model = model(mode, dtype);
-        let found = gradients(&model, &[batch], 1.0, Precision::F32);
-        assert!((found.loss - loss).abs() <= tolerance * loss);
-        let tables = model.interface.pullback(found.input_vd, found.output_vd).into_iter().map(|s| s.sum());
-        for (gradient, (path, expected)) in tables.chain(found.trunk).zip(expected) {
-            let d = relative(&host(&gradient), &expected);
-            assert!(d <= tolerance, "{mode:?} {path}: {d:e}");
+        let (loss, expected) = autodiff_gradients(shaken(&head, dtype), &batch);
+        for whole in [false, true] {
+            let model = shaken(&head, dtype);
+            let found = gradients(&model, std::slice::from_ref(&batch), 1.0, Precision::F32, whole);
+            assert!((found.loss - loss).abs() <= tolerance * loss, "{head:?}: {} {loss}", found.loss);
+            assert!(!whole || found.whole.is_some());
+            let tables = model.interface.pullback(found.tables).into_iter().map(Sides::sum);
+            for (gradient, (path, expected)) in tables.chain(found.trunk).zip(&expected) {
+                let d = relative(&host(&gradient), expected);
+                assert!(d <= tolerance, "{head:?} {path}: {d:e}");
+            }
         }
     }
 }
@@ -94,13 +184,55 @@ fn pullback_is_the_autodiff_gradient_of_every_parameter_in_f32() {
     pullback_is_the_gradient(DType::F32, 1e-5);
 }
 
+/// <gradient, direction> against differences of the loss, in f64: of the language model's, through every parameter of the interface.
+#[test]
+fn pullback_is_the_slope_of_the_loss() {
+    for head in mapped_heads().into_iter().filter(|head| head.z_loss == 0.0) {
+        let batch = batch(2, "slope");
+        let of = |model: &Model| gradients(model, std::slice::from_ref(&batch), 1.0, Precision::F32, false);
+        let base = shaken(&head, DType::F64);
+        let found: Vec<Tensor<2>> = base.interface.pullback(of(&base).tables).into_iter().map(Sides::sum).collect();
+        for (parameter, gradient) in found.iter().enumerate() {
+            let direction = direction(gradient.dims(), parameter);
+            let loss = |by: f64| of(&moved(&head, parameter, &direction, by)).loss;
+            let expected = (loss(1e-6) - loss(-1e-6)) / 2e-6;
+            let along = host(&(gradient.clone() * direction.clone())).iter().sum::<f64>();
+            assert!(
+                (along - expected).abs() < 1e-8 * (expected.abs() + 1.0),
+                "{head:?} {parameter}: {along} {expected}"
+            );
+        }
+    }
+}
+
+fn direction(shape: [usize; 2], parameter: usize) -> Tensor<2> {
+    let noise = Stream::new(6, &format!("direction {parameter}")).normals(shape[0] * shape[1], 1.0, None);
+    Tensor::from_data(TensorData::new(noise, shape), (&Device::flex(), DType::F64))
+}
+
+/// [`shaken`], then one parameter of the interface moved.
+fn moved(head: &HeadConfig, parameter: usize, direction: &Tensor<2>, by: f64) -> Model {
+    let mut model = shaken(head, DType::F64);
+    let mut at = 0;
+    model.visit(&mut |p, role| {
+        if role.is_some() && at == parameter {
+            p.value = p.value.clone() + direction.clone().mul_scalar(by);
+        }
+        at += 1;
+    });
+    model
+}
+
 #[test]
 fn columns_of_the_output_gradient_sum_to_zero() {
-    for mode in ModeKind::ALL {
-        let found = gradients(&model(mode, DType::F64), &[batch(3, "columns")], 1.0, Precision::F32);
-        let largest = host(&found.output_vd).into_iter().fold(0f64, |m, x| m.max(x.abs()));
-        for sum in host(&found.output_vd.sum_dim(0)) {
-            assert!(sum.abs() < 1e-13 * V as f64 * largest, "{mode:?}: {sum:e}");
+    for head in heads() {
+        let output_vd = gradients(&model_of(&head, DType::F64), &[batch(3, "columns")], 1.0, Precision::F32, true)
+            .whole
+            .unwrap()
+            .output_vd;
+        let largest = host(&output_vd).into_iter().fold(0f64, |m, x| m.max(x.abs()));
+        for sum in host(&output_vd.sum_dim(0)) {
+            assert!(sum.abs() < 1e-13 * V as f64 * largest, "{head:?}: {sum:e}");
         }
     }
 }
@@ -108,13 +240,13 @@ fn columns_of_the_output_gradient_sum_to_zero() {
 #[test]
 fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
     let mut config = config();
-    config.intervene.input_scale = 5.0;
-    config.intervene.output_scale = 0.25;
+    config.intervene.input_scale = 5.0.into();
+    config.intervene.output_scale = 0.25.into();
     let mut model = model(ModeKind::Tied, DType::F32);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     let before = bits(&model);
-    let found = gradients(&model, &[batch(3, "tied")], 1.0, Precision::F32);
-    update(&mut model, &mut adam, found, &config, 1, false);
+    let found = gradients(&model, &[batch(3, "tied")], 1.0, Precision::F32, false);
+    update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, false);
     assert_ne!(before[0].1, bits(&model)[0].1, "the table moved");
     let pair = model.interface.pair();
     assert_eq!(host(&pair.input_vd), host(&pair.output_vd));
@@ -123,8 +255,7 @@ fn a_step_of_tied_keeps_one_table_with_one_set_of_moments() {
     let paths: Vec<String> = model.parameters().into_iter().map(|p| p.path).collect();
     assert_eq!(paths.iter().filter(|p| p.contains("table")).count(), 1);
     let total: usize = model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum();
-    let shape = ModelConfig { d_model: 12, n_layers: 2, n_heads: 2, d_ff: 20, ..ModelConfig::default() };
-    let (tied, untied) = (shape.count(&head(ModeKind::Tied), V, T), shape.count(&head(ModeKind::Untied), V, T));
+    let (tied, untied) = (shape().count(&head(ModeKind::Tied), V, T), shape().count(&head(ModeKind::Untied), V, T));
     assert_eq!(tied.unique, total);
     assert_eq!((tied.embedding, tied.head), (V * 12, 0));
     assert_eq!(untied.unique - tied.unique, V * 12);
@@ -138,14 +269,21 @@ fn counted_parameters_are_the_parameters_that_exist() {
             "d_model = 8\nn_layers = 3\nn_heads = 2\nd_ff = 12\nnorm = \"{norm}\"\nmlp = \"{mlp}\"\nposition = \"{position}\""
         );
         let config: ModelConfig = toml::from_str(&text).unwrap();
-        for mode in ModeKind::ALL {
+        for head in heads().into_iter().filter(|head| head.validate(V, 8).is_ok()) {
             let at = Placement::f32(&Device::flex());
-            let model = Model::init(&config, &HeadConfig { mode }, V, T, 0, &at);
+            let mut model = Model::init(&config, &head, V, T, 0, &at);
+            if head.changes() {
+                model.interface.after_step(u64::MAX);
+            }
             let total: usize = model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum();
-            assert_eq!(config.count(&head(mode), V, T).unique, total, "{mode:?} {text}");
+            assert_eq!(config.count(&head, V, T).unique, total, "{head:?} {text}");
+            assert!(model.parameters().iter().all(|p| !p.value.dims().contains(&0)), "{head:?}: a part of width 0");
             let said: Vec<(Role, [usize; 2])> =
                 model.interface.parameters().iter().map(|p| (p.role, p.parameter.value.dims())).collect();
-            assert_eq!(said, head(mode).parameters(V, 8));
+            assert_eq!(said, head.parameters(V, 8), "{head:?}");
+            assert_eq!(model.interface.one_matrix(), head.one_matrix(V, 8), "{head:?}");
+            let paths: std::collections::BTreeSet<String> = model.parameters().into_iter().map(|p| p.path).collect();
+            assert_eq!(paths.len(), model.parameters().len(), "{head:?}: a path twice");
         }
     }
 }
@@ -155,13 +293,13 @@ fn controlled(mode: ModeKind, input_scale: f64, output_scale: f64) -> Vec<(Strin
     let mut config = config();
     config.optim.eps = 0.0;
     config.optim.clip_norm = 0.0;
-    config.intervene.input_scale = input_scale;
-    config.intervene.output_scale = output_scale;
+    config.intervene.input_scale = input_scale.into();
+    config.intervene.output_scale = output_scale.into();
     let mut model = model(mode, DType::F32);
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
     for step in 1..=3 {
-        let found = gradients(&model, &[batch(3, &format!("control {step}"))], 1.0, Precision::F32);
-        update(&mut model, &mut adam, found, &config, step, false);
+        let found = gradients(&model, &[batch(3, &format!("control {step}"))], 1.0, Precision::F32, false);
+        update(&mut model, &mut adam, &mut Memory::default(), found, &config, step, false);
     }
     bits(&model)
 }
@@ -176,10 +314,11 @@ fn a_power_of_two_on_a_whole_gradient_changes_no_bit() {
 #[test]
 fn paper_output_scale_scales_the_trunk_and_both_sides() {
     let model = model(ModeKind::Tied, DType::F64);
-    let plain = gradients(&model, &[batch(3, "paper")], 1.0, Precision::F32);
-    let scaled = gradients(&model, &[batch(3, "paper")], 0.5, Precision::F32);
+    let plain = gradients(&model, &[batch(3, "paper")], 1.0, Precision::F32, true);
+    let scaled = gradients(&model, &[batch(3, "paper")], 0.5, Precision::F32, true);
     assert_eq!(plain.loss, scaled.loss);
-    let all = |g: tiebreak_train::step::Gradients| [vec![g.input_vd, g.output_vd], g.trunk].concat();
+    let all =
+        |g: tiebreak_train::step::Gradients| [vec![g.tables.input.rows_vr, g.tables.output.rows_vr], g.trunk].concat();
     for (a, b) in all(plain).iter().zip(&all(scaled)) {
         assert!(relative(&host(b), &host(&a.clone().mul_scalar(0.5))) < 1e-12);
     }
@@ -187,21 +326,26 @@ fn paper_output_scale_scales_the_trunk_and_both_sides() {
 
 #[test]
 fn micro_batches_of_unequal_length_equal_one_batch() {
-    for mode in ModeKind::ALL {
+    for head in mapped_heads() {
         let (a, b) = (batch(1, "one"), batch(3, "three"));
-        let whole = MicroBatch {
+        let joined = MicroBatch {
             inputs: [a.inputs.clone(), b.inputs.clone()].concat(),
             targets: [a.targets.clone(), b.targets.clone()].concat(),
             context: T,
         };
-        let model = model(mode, DType::F64);
-        let (parts, whole) =
-            (gradients(&model, &[a, b], 1.0, Precision::F32), gradients(&model, &[whole], 1.0, Precision::F32));
-        assert!((parts.loss - whole.loss).abs() < 1e-12);
-        assert!(relative(&host(&parts.input_vd), &host(&whole.input_vd)) < 1e-12);
-        assert!(relative(&host(&parts.output_vd), &host(&whole.output_vd)) < 1e-12);
-        for (a, b) in parts.trunk.iter().zip(&whole.trunk) {
-            assert!(relative(&host(a), &host(b)) < 1e-11);
+        let model = shaken(&head, DType::F64);
+        for whole in [false, true] {
+            let parts = gradients(&model, &[a.clone(), b.clone()], 1.0, Precision::F32, whole);
+            let joined = gradients(&model, std::slice::from_ref(&joined), 1.0, Precision::F32, whole);
+            assert!((parts.loss - joined.loss).abs() < 1e-12);
+            let all = |g: tiebreak_train::step::Gradients| {
+                let side = |g: TableGradient| [Some(g.rows_vr), g.map_rd];
+                let sides = [side(g.tables.input), side(g.tables.output), [g.tables.bias_1v, None]].concat();
+                sides.into_iter().flatten().chain(g.trunk).collect::<Vec<_>>()
+            };
+            for (a, b) in all(parts).iter().zip(&all(joined)) {
+                assert!(relative(&host(a), &host(b)) < 1e-11, "{head:?}");
+            }
         }
     }
 }
@@ -216,26 +360,30 @@ fn arms_of_one_seed_share_every_value_they_can() {
 
 #[test]
 fn thread_count_changes_no_bit() {
-    let run = |threads: usize| {
+    let run = |mode: ModeKind, threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let shape = ModelConfig { d_model: 64, n_layers: 1, n_heads: 2, d_ff: 192, ..ModelConfig::default() };
             let at = Placement::f32(&Device::flex());
-            let mut model = Model::init(&shape, &HeadConfig::default(), 700, 64, 0, &at);
+            let mut model = Model::init(&shape, &head(mode), 700, 64, 0, &at);
             let ids = |k: i32| (0..20 * 64).map(|i| (i * i * k + i) % 700).collect::<Vec<i32>>();
-            let run_config = config();
-            let mut adam = AdamW::new([0.9, 0.95], 1e-8);
+            let mut run_config = config();
+            run_config.aux.reconstruction = 0.1;
+            run_config.aux.symmetry = f64::from(u8::from(!head(mode).one_matrix(700, 64)));
+            let (mut adam, mut memory) = (AdamW::new([0.9, 0.95], 1e-8), Memory::default());
             for step in 1..=3 {
                 let batch = MicroBatch { inputs: ids(3), targets: ids(7), context: 64 };
-                let found = gradients(&model, &[batch], 1.0, Precision::F32);
-                update(&mut model, &mut adam, found, &run_config, step, true);
+                let found = gradients(&model, &[batch], 1.0, Precision::F32, step != 2);
+                update(&mut model, &mut adam, &mut memory, found, &run_config, step, step != 2);
             }
             bits(&model)
         })
     };
-    let one = run(1);
-    assert_eq!(one, run(2));
-    assert_eq!(one, run(3));
+    for mode in ModeKind::ALL {
+        let one = run(mode, 1);
+        assert_eq!(one, run(mode, 2), "{mode:?}");
+        assert_eq!(one, run(mode, 3), "{mode:?}");
+    }
 }
 
 #[test]
@@ -285,7 +433,7 @@ fn initial_values_have_the_spread_they_are_said_to_have() {
     for init in [Init::Mitchell, Init::Normal] {
         let shape = ModelConfig { d_model: 64, n_layers: 3, n_heads: 2, d_ff: 160, init, ..ModelConfig::default() };
         let at = Placement::f32(&Device::flex());
-        let model = Model::init(&shape, &HeadConfig { mode: ModeKind::Untied }, 300, T, 0, &at);
+        let model = Model::init(&shape, &head(ModeKind::Untied), 300, T, 0, &at);
         for parameter in model.parameters() {
             let values = host(&parameter.value);
             let sd = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt();
@@ -312,8 +460,8 @@ fn changes(mode: ModeKind, change: impl Fn(&mut RunConfig)) -> std::collections:
     let mut model = model(mode, DType::F64);
     let before: Vec<Vec<f64>> = model.parameters().iter().map(|p| host(&p.value)).collect();
     let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
-    let found = gradients(&model, &[batch(3, "roles")], 1.0, Precision::F32);
-    update(&mut model, &mut adam, found, &config, 1, false);
+    let found = gradients(&model, &[batch(3, "roles")], 1.0, Precision::F32, false);
+    update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, false);
     let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
     let after = model.parameters().into_iter().zip(before);
     after.map(|(p, old)| (p.path.clone(), largest(&host(&p.value), &old) / config.optim.lr)).collect()
@@ -330,6 +478,20 @@ fn learning_rates_follow_roles() {
         c.optim.output_lr_scale = 4.0;
     });
     assert!(near(untied["input_table"], 0.125) && near(untied["output_table"], 2.0), "{untied:?}");
+    let projected = changes(ModeKind::Projected, |c| c.optim.map_lr_scale = 0.25);
+    assert!(near(projected["projection"], 0.25) && near(projected["table"], 1.0), "{projected:?}");
+}
+
+#[test]
+fn a_table_warms_up_by_itself() {
+    let near = |x: f64, y: f64| (x - y).abs() < 1e-4;
+    let found = changes(ModeKind::Tied, |c| c.optim.table_warmup_steps = 9);
+    assert!(near(found["table"], 0.2) && near(found["blocks.0.mlp.up.weight"], 1.0), "{found:?}");
+    let found = changes(ModeKind::Projected, |c| {
+        c.schedule.warmup_steps = 9;
+        c.optim.table_warmup_steps = 1;
+    });
+    assert!(near(found["table"], 1.0) && near(found["projection"], 0.2), "{found:?}");
 }
 
 #[test]
@@ -350,8 +512,8 @@ fn decay_reaches_matrices_and_tables_only_if_asked() {
 fn the_papers_quantities_are_those_of_the_last_micro_batch_in_units_of_the_whole_step() {
     let (a, b) = (batch(1, "first"), batch(3, "last"));
     let model = model(ModeKind::Tied, DType::F64);
-    let alone = gradients(&model, std::slice::from_ref(&b), 1.0, Precision::F32);
-    let both = gradients(&model, &[a, b], 1.0, Precision::F32);
+    let alone = gradients(&model, std::slice::from_ref(&b), 1.0, Precision::F32, true).whole.unwrap();
+    let both = gradients(&model, &[a, b], 1.0, Precision::F32, true).whole.unwrap();
     // Alone, the last micro-batch is 3 T tokens; in the step it is 3 T of 4 T.
     assert!(relative(&host(&both.last.0), &host(&alone.last.0.mul_scalar(0.75))) < 1e-12);
     assert!(relative(&host(&both.last.1), &host(&alone.output_vd.mul_scalar(0.75))) < 1e-12);
@@ -374,4 +536,266 @@ fn the_commented_example_has_every_key_at_its_default() {
     let keys = tiebreak_train::config::flatten(&all);
     let missing: Vec<&String> = keys.keys().filter(|key| !loaded.origins.contains_key(*key)).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Losses, E, U and trunk of three steps with the clip on; every mode hands its factors out, or has them formed.
+fn trained(head: &HeadConfig, whole: bool, change: impl Fn(&mut RunConfig, &mut Model)) -> Vec<Vec<u64>> {
+    let (mut config, mut model) = (config(), model_of(head, DType::F32));
+    change(&mut config, &mut model);
+    let (mut adam, mut memory) = (AdamW::new(config.optim.betas, config.optim.eps), Memory::default());
+    let mut losses = Vec::new();
+    for step in 1..=3 {
+        let found = gradients(&model, &[batch(3, &format!("reduction {step}"))], 1.0, Precision::F32, whole);
+        losses.push(found.loss.to_bits());
+        let done = update(&mut model, &mut adam, &mut memory, found, &config, step, whole);
+        assert!(done.nonfinite.is_empty());
+    }
+    let bits = |t: &Tensor<2>| host(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+    let pair = model.interface.pair();
+    let trunk = model.trunk.parameters();
+    let tables = [losses, bits(&pair.input_vd), bits(&pair.output_vd)];
+    tables.into_iter().chain(trunk.iter().map(|p| bits(&p.value))).collect()
+}
+
+#[test]
+fn limits_of_the_modes_are_their_neighbours_bit_for_bit() {
+    use ModeKind::*;
+    let same = |_: &mut RunConfig, _: &mut Model| {};
+    let tied = trained(&head(Tied), false, same);
+    let untied = trained(&head(Untied), false, same);
+    let copied = trained(&head(Untied), false, |_, model| {
+        let input_vd = model.interface.pair().input_vd;
+        model.visit(&mut |p, role| {
+            if role == Some(Role::Output) {
+                p.value = input_vd.clone();
+            }
+        });
+    });
+    assert!(tied != untied && untied != copied && tied != copied);
+    for (head, expected) in [
+        (with(Partial, |h| h.shared_width = D), &tied),
+        (with(Partial, |h| h.shared_width = 0), &untied),
+        (with(DualHead, |h| h.gate = 1.0), &tied),
+        (with(DualHead, |h| h.gate = 0.0), &untied),
+        (with(TieThenUntie, |h| h.untie_at = 1000.0), &tied),
+        (with(TieThenUntie, |h| h.untie_at = 0.0), &copied),
+        (with(LowRankPrivate, |h| h.rank = 0), &tied),
+        (with(PartialRows, |h| h.rows = V), &tied),
+        (with(PartialRows, |h| h.rows = 0), &untied),
+    ] {
+        assert_eq!(&trained(&head, false, same), expected, "{head:?}");
+        assert_eq!(&trained(&head, true, same), expected, "{head:?} with provenance");
+    }
+    // A map that does not move is no part of the gradient's norm only if there is no clip.
+    let frozen = |config: &mut RunConfig, _: &mut Model| {
+        config.optim.clip_norm = 0.0;
+        config.optim.map_lr_scale = 0.0;
+        config.optim.output_lr_scale = 0.0;
+    };
+    let tied = trained(&head(Tied), false, |config, _| config.optim.clip_norm = 0.0);
+    for whole in [false, true] {
+        assert_eq!(trained(&head(Projected), whole, frozen), tied, "projected with P at the identity, {whole}");
+        // The loss of a biased head is rounded elsewhere.
+        assert_eq!(trained(&head(TiedBias), whole, frozen)[1..], tied[1..], "a bias that stays 0");
+    }
+    let ones = Scale::Schedule(ScaleSchedule { kind: ScaleKind::Cosine, start: 1.0, end: 1.0, until: 2.0 });
+    let scaled = trained(&head(Tied), false, |config, _| {
+        config.optim.clip_norm = 0.0;
+        config.intervene.input_scale = ones.clone();
+        config.intervene.output_scale = ones.clone();
+    });
+    assert_eq!(scaled, tied, "factors of 1");
+}
+
+#[test]
+fn untying_changes_no_bit_of_the_loss_and_copies_the_moments() {
+    let head = with(ModeKind::TieThenUntie, |h| h.untie_at = 2.0);
+    let (config, mut model) = (config(), model_of(&head, DType::F32));
+    let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
+    let tied = model_of(&with(ModeKind::TieThenUntie, |h| h.untie_at = 9.0), DType::F32);
+    let mut other = (tied, AdamW::new(config.optim.betas, config.optim.eps));
+    let step = |model: &mut Model, adam: &mut AdamW, step: u64| {
+        let found = gradients(model, &[batch(3, &format!("switch {step}"))], 1.0, Precision::F32, false);
+        update(model, adam, &mut Memory::default(), found, &config, step, false);
+    };
+    for i in 1..=2 {
+        step(&mut model, &mut adam, i);
+        step(&mut other.0, &mut other.1, i);
+    }
+    assert!(!model.interface.one_matrix() && other.0.interface.one_matrix());
+    let loss = |model: &Model| gradients(model, &[batch(3, "switch 3")], 1.0, Precision::F32, false).loss.to_bits();
+    assert_eq!(loss(&model), loss(&other.0));
+    assert!(!adam.moments().contains_key("table"));
+    for path in ["input_table", "output_table"] {
+        let (copy, original) = (&adam.moments()[path], &other.1.moments()["table"]);
+        assert_eq!(host(&copy.first), host(&original.first));
+        assert_eq!(host(&copy.second), host(&original.second));
+    }
+    // The copies are two: each goes its own way from here.
+    step(&mut model, &mut adam, 3);
+    let pair = model.interface.pair();
+    assert_ne!(host(&pair.input_vd), host(&pair.output_vd));
+}
+
+#[test]
+fn a_pseudo_inverse_stays_one_for_500_steps() {
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F64, 1e-9)] {
+        let (mut config, mut model) = (config(), model(ModeKind::PseudoInverse, dtype));
+        config.train.steps = 500;
+        let (mut adam, mut memory) = (AdamW::new(config.optim.betas, config.optim.eps), Memory::default());
+        let start = model.interface.pair();
+        let tied = model_of(&head(ModeKind::Tied), dtype).interface.pair();
+        let norm = |t: &Tensor<2>| host(t).iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!((norm(&start.input_vd) / norm(&tied.input_vd) - 1.0).abs() < 1e-5, "as long as the table of tied");
+        let mut worst = 0f64;
+        for step in 1..=500 {
+            let found = gradients(&model, &[batch(2, &format!("inverse {step}"))], 1.0, Precision::F32, false);
+            update(&mut model, &mut adam, &mut memory, found, &config, step, false);
+            let pair = model.interface.pair();
+            let product_dd = product(&pair.output_vd, &pair.input_vd, Transposed::First);
+            let eye_dd = Tensor::<2>::eye(D, &Device::flex()).cast(dtype);
+            worst = worst.max(norm(&(product_dd - eye_dd)));
+        }
+        let end = model.interface.pair();
+        let moved = norm(&(end.input_vd - start.input_vd.clone())) / norm(&start.input_vd);
+        println!("{dtype:?}: |U^T E - I| at most {worst:e}, E moved by {moved}");
+        assert!(worst < tolerance, "{dtype:?}: {worst:e}");
+        assert!(moved > 0.1, "nothing was trained: {moved}");
+    }
+}
+
+/// <gradient, direction> against differences of the loss, in f64.
+#[test]
+fn auxiliary_losses_have_the_gradients_of_their_differences() {
+    for head in mapped_heads() {
+        for (reconstruction, symmetry) in [(0.7, 0.0), (0.0, 0.3), (0.7, 0.3)] {
+            if symmetry > 0.0 && head.one_matrix(V, D) {
+                continue;
+            }
+            let mut config = config();
+            config.head = head.clone();
+            config.aux.reconstruction = reconstruction;
+            config.aux.symmetry = symmetry;
+            let base = shaken(&head, DType::F64);
+            if symmetry > 0.0 && base.interface.one_matrix() {
+                continue;
+            }
+            let count = base.interface.parameters().len();
+            let loss = |parameter: usize, direction: &Tensor<2>, by: f64| {
+                auxiliary(&moved(&head, parameter, direction, by), &config, 1, &mut None, true).unwrap().loss
+            };
+            let found = [false, true].map(|whole| {
+                let found = auxiliary(&base, &config, 1, &mut None, whole).unwrap();
+                assert_eq!(found.norms.is_some(), whole);
+                base.interface.pullback(found.gradient).into_iter().map(Sides::sum).collect::<Vec<_>>()
+            });
+            for parameter in 0..count {
+                let value = &base.interface.parameters()[parameter].parameter.value;
+                let direction = direction(value.dims(), parameter);
+                let h = 1e-5;
+                let expected = (loss(parameter, &direction, h) - loss(parameter, &direction, -h)) / (2.0 * h);
+                for found in &found {
+                    let along = host(&(found[parameter].clone() * direction.clone())).iter().sum::<f64>();
+                    assert!(
+                        (along - expected).abs() < 1e-6 * (expected.abs() + 1.0),
+                        "{head:?} parameter {parameter}, {reconstruction} {symmetry}: {along} instead of {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_do_not_touch_an_auxiliary_loss() {
+    let moments = |scale: f64, place: tiebreak_train::intervene::Place| {
+        let mut config = config();
+        config.optim.clip_norm = 0.0;
+        config.aux.reconstruction = 0.5;
+        config.intervene.input_scale = scale.into();
+        config.intervene.output_scale = scale.into();
+        config.intervene.position = place;
+        let mut model = model(ModeKind::Tied, DType::F64);
+        let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
+        let found = gradients(&model, &[batch(3, "aux")], 1.0, Precision::F32, true);
+        let done = update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, true);
+        let [input, output] = done.auxiliary.unwrap().1.unwrap();
+        assert!(input > 0.0 && output > 0.0);
+        host(&adam.moments()["table"].first)
+    };
+    use tiebreak_train::intervene::Place::*;
+    let [none, one, two] = [0.0, 1.0, 2.0].map(|scale| moments(scale, BeforeClip));
+    // The part that is left without the sides is the auxiliary one: 2 (aux + sides) - (aux + 2 sides) = aux.
+    let left: Vec<f64> = one.iter().zip(&two).map(|(one, two)| 2.0 * one - two).collect();
+    assert!(relative(&left, &none) < 1e-12 && none.iter().any(|x| *x != 0.0));
+    assert!(relative(&moments(2.0, AfterClip), &two) < 1e-12);
+}
+
+#[test]
+fn logits_of_factors_bias_and_softcap_are_those_of_the_formed_table() {
+    for head in mapped_heads() {
+        let model = shaken(&head, DType::F64);
+        let values = Stream::new(8, "states").normals(5 * D, 1.0, None);
+        let h_nd = Tensor::<2>::from_data(TensorData::new(values, [5, D]), (&Device::flex(), DType::F64));
+        let tables = model.interface.tables();
+        let raw_nv = h_nd.clone().matmul(model.interface.pair().output_vd.transpose());
+        let raw: Vec<f64> = match &tables.bias_1v {
+            Some(bias_1v) => host(&(raw_nv + bias_1v.clone())),
+            None => host(&raw_nv),
+        };
+        let c = head.logit_softcap;
+        let expected: Vec<f64> = raw.into_iter().map(|x| if c > 0.0 { c * (x / c).tanh() } else { x }).collect();
+        let forms: [fn(&Table) -> Table; 3] = [|t| t.clone(), |t| Table::whole(t.formed()), |t| t.for_head(1 << 20)];
+        for form in forms {
+            let head_of = Head::new(&tables, &model.logit_map, form);
+            assert!(relative(&host(&head_of.logits(h_nd.clone())), &expected) < 1e-12, "{head:?}");
+            // The loss is that of the same logits.
+            let targets = Tensor::<1, Int>::from_data([3, 0, 22, 7, 7], &Device::flex());
+            let nats = host(&head_of.nats(&h_nd, targets));
+            for ((row, target), nats) in expected.chunks(V).zip([3, 0, 22, 7, 7]).zip(nats) {
+                let sum = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+                assert!((sum - row[target] - nats).abs() < 1e-12, "{head:?}");
+            }
+            let taped = Tensor::from_inner(h_nd.clone()).require_grad();
+            assert!(head_of.logits(taped).is_autodiff(), "lenses train through it");
+        }
+    }
+}
+
+#[test]
+fn tables_in_factors_are_formed_only_where_that_is_cheaper_or_asked_for() {
+    let formed = |mode: ModeKind, sequences: usize, whole: bool| {
+        gradients(&model(mode, DType::F32), &[batch(sequences, "formed")], 1.0, Precision::F32, whole).whole.is_some()
+    };
+    // 21 and 28 tokens, around V = 23.
+    for (mode, few, many) in [(ModeKind::Tied, true, true), (ModeKind::Factorised, false, false)] {
+        assert_eq!((formed(mode, 3, false), formed(mode, 4, false)), (few, many), "{mode:?}");
+        assert!(formed(mode, 3, true));
+    }
+    // A square map is cheaper in factors up to V tokens; the input side of `projected` has none.
+    assert!(!formed(ModeKind::Projected, 3, false) && formed(ModeKind::Projected, 4, false));
+}
+
+#[test]
+fn operations_are_counted_by_factor() {
+    use ModeKind::*;
+    let flops = |head: &HeadConfig| shape().flops_per_token(head, V, T, 100);
+    let (tied, v, d) = (flops(&head(Tied)), V, D);
+    for mode in [Untied, Partial, DualHead, TieThenUntie, TiedBias, PartialRows] {
+        assert_eq!(flops(&head(mode)), tied, "{mode:?}");
+    }
+    assert_eq!(flops(&head(Projected)), tied + 6 * d * d);
+    assert_eq!(flops(&head(Factorised)), tied - 6 * v * d + 6 * (v * 3 + 2 * 3 * d));
+    assert_eq!(flops(&head(LowRankPrivate)), tied + 2 * 6 * v * 3 * d / 100);
+    assert_eq!(flops(&head(PseudoInverse)), tied + 6 * 2 * d * d + 2 * 4 * v * d * d / 100);
+}
+
+#[test]
+fn every_mode_says_what_it_shares() {
+    for head in heads() {
+        let said = head.describe(3144, 128);
+        assert!(said.starts_with(&format!("{}: ", head.mode_name())), "{said}");
+        assert!(said.contains("[3144, ") || said.contains(", 128]"), "shapes: {said}");
+        assert!(!said.contains("  ") && !said.ends_with('.'), "{said}");
+    }
 }

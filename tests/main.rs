@@ -1,11 +1,13 @@
 //! One integration binary: each module is a kind of promise that crosses crates.
 
 mod bad_input;
+mod docs;
 mod golden;
 mod harness;
 mod invariants;
 mod lens;
 mod look;
+mod modes;
 mod precision;
 mod probes;
 mod reproduce;

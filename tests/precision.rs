@@ -9,25 +9,35 @@ use tiebreak_model::trunk::position::PositionKind;
 use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::optim::AdamW;
-use tiebreak_train::step::{MicroBatch, gradients, host, update};
+use tiebreak_train::step::{Memory, MicroBatch, gradients, host, update};
 
 const V: usize = 700;
 const T: usize = 40;
 
 /// Losses of `steps` steps, and the parameters after them.
 fn run(shape: &ModelConfig, dtype: DType, precision: Precision, steps: u64) -> (Vec<f64>, Vec<f64>) {
+    run_head(shape, &HeadConfig::default(), dtype, precision, steps)
+}
+
+fn run_head(
+    shape: &ModelConfig,
+    head: &HeadConfig,
+    dtype: DType,
+    precision: Precision,
+    steps: u64,
+) -> (Vec<f64>, Vec<f64>) {
     let at = Placement { device: Device::flex(), dtype };
-    let mut model = Model::init(shape, &HeadConfig { mode: ModeKind::Tied }, V, T, 0, &at);
+    let mut model = Model::init(shape, head, V, T, 0, &at);
     let mut config = RunConfig::default();
     config.schedule.warmup_steps = 0;
-    let mut adam = AdamW::new([0.9, 0.95], 1e-8);
+    let (mut adam, mut memory) = (AdamW::new([0.9, 0.95], 1e-8), Memory::default());
     let mut losses = Vec::new();
     for step in 1..=steps {
         let ids = |k: i64| (0..15 * T as i64).map(|i| ((i * i * k + i * step as i64) % V as i64) as i32).collect();
         let batch = MicroBatch { inputs: ids(3), targets: ids(7), context: T };
-        let found = gradients(&model, &[batch], 1.0, precision);
+        let found = gradients(&model, &[batch], 1.0, precision, step % 2 == 0);
         losses.push(found.loss);
-        let done = update(&mut model, &mut adam, found, &config, step, step % 2 == 0);
+        let done = update(&mut model, &mut adam, &mut memory, found, &config, step, step % 2 == 0);
         assert!(done.nonfinite.is_empty());
     }
     (losses, model.parameters().iter().flat_map(|p| host(&p.value)).collect())
@@ -68,6 +78,23 @@ fn bf16_steps_stay_near_f32() {
         let (exact, _) = run(&shape, DType::F32, Precision::F32, 25);
         let distance = apart(&rounded, &exact);
         assert!(distance < 2e-3 && rounded != exact, "{distance:e}");
+    }
+}
+
+#[test]
+fn bf16_steps_of_every_head_stay_near_f32() {
+    let [shape, _] = shapes();
+    for mode in ModeKind::ALL {
+        for (logit_softcap, z_loss) in [(0.0, 0.0), (5.0, 1e-3)] {
+            let mut head = HeadConfig { mode, logit_softcap, z_loss, ..HeadConfig::default() };
+            head.shared_width = if head.uses("shared_width") { 20 } else { head.shared_width };
+            head.rows = if head.uses("rows") { 300 } else { head.rows };
+            head.validate(V, 48).unwrap();
+            let of = |precision| run_head(&shape, &head, DType::F32, precision, 5).0;
+            let (rounded, exact) = (of(bf16()), of(Precision::F32));
+            let distance = apart(&rounded, &exact);
+            assert!(distance < 2e-3 && rounded != exact, "{head:?}: {distance:e}");
+        }
     }
 }
 

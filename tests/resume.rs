@@ -18,7 +18,8 @@ fn reference(place: &Place, more: &[&str]) -> RunDir {
     run
 }
 
-fn resume(place: &Place, out: &str, more: &[&str]) -> RunDir {
+/// The run of `out`, gone on with to its end.
+pub fn resume(place: &Place, out: &str, more: &[&str]) -> RunDir {
     let run = place.train(out, &[more, &["--resume"]].concat()).expect(0).folder(place);
     run.check_tidy();
     assert_eq!(run.state(), "complete");
@@ -26,7 +27,7 @@ fn resume(place: &Place, out: &str, more: &[&str]) -> RunDir {
 }
 
 /// A run that is ended by `how` once it has a checkpoint at or after `step`.
-fn interrupted(place: &Place, out: &str, more: &[&str], step: u64, how: i32) -> (RunDir, Option<i32>) {
+pub fn interrupted(place: &Place, out: &str, more: &[&str], step: u64, how: i32) -> (RunDir, Option<i32>) {
     let mut child = place.start(out, more);
     wait_until("a checkpoint", || {
         place.started_below(out).is_some_and(|run| run.checkpoints().last().is_some_and(|last| *last >= step))
@@ -408,6 +409,75 @@ fn leftovers_of_a_kill() {
         place.write(&inside(file), "{");
     }
     assert_same(&resume(&place, "later", &LONG), &reference(&place, &LONG), "leftovers");
+}
+
+/// Ended once it has a checkpoint after `step`, and put back to that of `step` exactly.
+fn put_back(place: &Place, out: &str, more: &[&str], step: u64) -> RunDir {
+    let (run, _) = interrupted(place, out, more, step, libc::SIGKILL);
+    for later in run.checkpoints().into_iter().filter(|s| *s > step) {
+        std::fs::remove_dir_all(run.0.join(format!("checkpoints/step-{later}"))).unwrap();
+    }
+    assert_eq!(run.checkpoints().last(), Some(&step));
+    run
+}
+
+#[test]
+fn interventions_keep_what_they_remember() {
+    let place = Place::new();
+    for (out, sets) in [
+        ("balance", &["intervene.balance_target=1.0", "aux.reconstruction=0.1"][..]),
+        ("learned", &["intervene.learned=true", "head.mode=factorised", "head.rank=4"]),
+        ("clip", &["intervene.output_clip=0.5", "head.mode=dual_head", "head.gate_learned=true"]),
+        (
+            "schedule",
+            &[
+                "intervene.input_scale.kind=cosine",
+                "intervene.input_scale.start=5.0",
+                "intervene.input_scale.end=1.0",
+                "intervene.input_scale.until=0.5",
+                "optim.table_warmup_steps=40",
+                "head.z_loss=1e-4",
+                "head.logit_softcap=8.0",
+                "model.embed_norm=true",
+                "model.embed_scale=2.0",
+            ],
+        ),
+    ] {
+        let mut more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        more.extend(["--set", "train.steps=150"]);
+        let whole = place.train(&format!("{out}-whole"), &more).expect(0).folder(&place);
+        interrupted(&place, out, &more, 21, libc::SIGKILL);
+        assert_same(&resume(&place, out, &more), &whole, out);
+    }
+}
+
+/// On either side of the switch, and at its very step; the logs show it.
+#[test]
+fn tie_then_untie_resumes_around_its_switch() {
+    let place = Place::new();
+    // 0.49 of 300 steps is 147, which is a multiple of checkpoint.every.
+    let more = [
+        &LONG[..],
+        &["--set", "head.mode=tie_then_untie", "--set", "head.untie_at=0.49", "--set", "checkpoint.keep=100"],
+    ]
+    .concat();
+    let expected = reference(&place, &more);
+    for (out, step) in [("before", 140), ("at", 147), ("after", 154)] {
+        let run = put_back(&place, out, &more, step);
+        let file = std::fs::read(run.0.join(format!("checkpoints/step-{step}/model.safetensors"))).unwrap();
+        let holds = |name: &str| file.windows(name.len()).any(|w| w == name.as_bytes());
+        assert_eq!(holds("\"output_table\""), step >= 147, "{out}");
+        assert_same(&resume(&place, out, &more), &expected, out);
+    }
+    assert_eq!(expected.value(147, "head/one_matrix"), Some(1.0));
+    assert_eq!(expected.value(148, "head/one_matrix"), Some(0.0));
+    assert!(expected.value(147, "grad/shared_input_norm").is_some());
+    assert_eq!(expected.value(148, "grad/shared_input_norm"), None);
+    // TensorBoard's file has the same tags.
+    let files = std::fs::read_dir(&expected.0).unwrap().flatten().map(|e| e.path());
+    let mut events = files.filter(|p| p.file_name().unwrap().to_string_lossy().starts_with("events.out"));
+    let bytes = std::fs::read(events.next().unwrap()).unwrap();
+    assert!(bytes.windows(15).any(|w| w == b"head/one_matrix"));
 }
 
 #[cfg(target_os = "linux")]

@@ -63,6 +63,7 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
         Some(vocabulary) => vocabulary,
         None => config.data.vocabulary()?,
     };
+    config.validate_head_for(vocabulary).map_err(|e| e.at(path.display()))?;
     Ok(report(&config, vocabulary))
 }
 
@@ -83,7 +84,7 @@ fn report(config: &RunConfig, vocabulary: usize) -> Report {
         d_model: model.d_model,
         parameters,
         tables,
-        flops_per_token: model.flops_per_token(vocabulary, context),
+        flops_per_token: config.flops_per_token(vocabulary),
         memory: model.memory(&config.head, vocabulary, context, config.train.micro_batch_size * context),
     }
 }

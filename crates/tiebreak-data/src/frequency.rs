@@ -10,7 +10,7 @@ pub fn frequencies(shard: &Shard) -> Vec<u64> {
 }
 
 /// Places from the most to the least frequent, ties in order of place.
-fn by_rank(counts: &[u64]) -> Vec<usize> {
+pub fn by_rank(counts: &[u64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..counts.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(counts[i]), i));
     order

@@ -29,7 +29,7 @@ pub use corpus::{CorpusEntry, corpora};
 pub use documents::Document;
 pub use fetch::{FORCED_FALLBACK, FetchReport, FetchedPackage, fetch};
 pub use files::{Lock, cache_dir, write_atomic};
-pub use frequency::{frequencies, frequency_groups, loss_deciles, seen_deciles};
+pub use frequency::{by_rank, frequencies, frequency_groups, loss_deciles, seen_deciles};
 pub use hash::sha256_hex;
 pub use inspect::{Coverage, InspectReport, PathReport, ShardReport, inspect, inspect_path};
 pub use nearest::{did_you_mean, nearest};

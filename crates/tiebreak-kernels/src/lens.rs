@@ -11,39 +11,31 @@ use rayon::prelude::*;
 
 use crate::CHUNK;
 use crate::flex::{Unfilled, from_values, indices, plain, shape, tensor, values};
+use crate::logit_map::{LogitMap, RowMap};
 use crate::matrix::{Into, Matrix, MatrixMut, multiply_parallel};
 use crate::simd::{LANES, exp, fold, largest, simd, sum2};
 
 /// Rows of logits per task.
 const ROWS: usize = 8;
 
-/// How logits follow from normed states: z = cap(h U^T + b), with cap(x) = c tanh(x / c).
+/// How logits follow from normed states: the map of h U^T.
 #[derive(Clone, Debug)]
 pub struct LogitHead {
     /// U, `[v, d]`.
     pub output_vd: Tensor<2>,
-    /// b, `[1, v]`, where the head has one.
-    pub bias_1v: Option<Tensor<2>>,
-    /// c, where the head has a soft cap.
-    pub softcap: Option<f64>,
+    /// Bias and soft-cap; lenses have no z-loss.
+    pub map: LogitMap,
 }
 
 impl LogitHead {
     /// A head that is its table alone.
     pub fn new(output_vd: Tensor<2>) -> Self {
-        Self { output_vd, bias_1v: None, softcap: None }
+        Self { output_vd, map: LogitMap::default() }
     }
 
     /// Logits `[n, v]` of normed states `[n, d]`, composed of tensor operations.
     pub fn logits(&self, state_nd: Tensor<2>) -> Tensor<2> {
-        let mut z_nv = state_nd.matmul(self.output_vd.clone().transpose());
-        if let Some(bias_1v) = &self.bias_1v {
-            z_nv = z_nv + bias_1v.clone();
-        }
-        match self.softcap {
-            Some(cap) => z_nv.div_scalar(cap).tanh().mul_scalar(cap),
-            None => z_nv,
-        }
+        self.map.apply(state_nd.matmul(self.output_vd.clone().transpose()))
     }
 }
 
@@ -164,8 +156,8 @@ fn composed(
             kl.push((p_mv.clone() * (log_p_mv.clone() - log_q_mv.clone())).sum_dim(1));
             if let Some(scale) = scale {
                 let mut dz_mv = (log_q_mv.exp() - p_mv.clone()).mul_scalar(scale);
-                if let Some(cap) = head.softcap {
-                    dz_mv = dz_mv * z_mv.div_scalar(cap).powi_scalar(2).neg().add_scalar(1.0);
+                if let Some(slope_mv) = head.map.slope(&z_mv) {
+                    dz_mv = dz_mv * slope_mv;
                 }
                 gradient.push(dz_mv.matmul(head.output_vd.clone()));
             }
@@ -236,20 +228,8 @@ fn composed_readings(
 }
 
 simd! {
-    /// Adds the bias and caps.
-    fn shape_row(z: &mut [f32], bias: Option<&[f32]>, cap: Option<f32>) {
-        if let Some(bias) = bias {
-            for (z, b) in z.iter_mut().zip(bias) {
-                *z += b;
-            }
-        }
-        if let Some(cap) = cap {
-            // tanh x = 1 - 2 / (e^2x + 1); beyond 44 the exponential saturates where tanh is 1.
-            let twice = 2.0 / cap;
-            for z in z.iter_mut() {
-                *z = cap * (1.0 - 2.0 / (exp::<FMA>(*z * twice) + 1.0));
-            }
-        }
+    fn map_row(z: &mut [f32], map: RowMap) {
+        map.apply::<FMA>(z);
     }
 }
 
@@ -341,7 +321,7 @@ simd! {
 struct Native {
     u: FlexTensor,
     bias: Option<FlexTensor>,
-    cap: Option<f32>,
+    map: LogitMap,
     v: usize,
     d: usize,
 }
@@ -350,11 +330,11 @@ impl Native {
     fn new(head: &LogitHead) -> Option<Self> {
         let u = plain(&head.output_vd)?;
         let (v, d) = (shape(&u)[0], shape(&u)[1]);
-        let bias = match &head.bias_1v {
+        let bias = match &head.map.bias_1v {
             Some(bias) => Some(plain(bias)?),
             None => None,
         };
-        (v > 0).then_some(Self { u, bias, cap: head.softcap.map(|c| c as f32), v, d })
+        (v > 0).then_some(Self { u, bias, map: head.map.clone(), v, d })
     }
 
     fn table(&self) -> Matrix<'_> {
@@ -369,9 +349,9 @@ impl Native {
         multiply_parallel(to, states, self.table().t(), Into::Overwrite);
         // SAFETY: the product has written all m rows.
         let z = unsafe { slots.assume_init_mut() };
-        if self.bias.is_some() || self.cap.is_some() {
-            let bias = self.bias.as_ref().map(values);
-            z.par_chunks_mut(self.v).with_min_len(ROWS).for_each(|z| shape_row(z, bias, self.cap));
+        if self.bias.is_some() || self.map.softcap.is_some() {
+            let map = RowMap::new(&self.map, self.bias.as_ref().map(values));
+            z.par_chunks_mut(self.v).with_min_len(ROWS).for_each(|z| map_row(z, map));
         }
         z
     }
@@ -417,7 +397,7 @@ fn native(
                 let row = lens_row(z, p);
                 *kl = (own.mean_log() - row.mean_log()) as f32;
                 if let Some(scale) = scale {
-                    gradient_row(z, p, row, scale, head.cap);
+                    gradient_row(z, p, row, scale, head.map.softcap.map(|c| c as f32));
                 }
             });
             if scale.is_some() {
@@ -529,7 +509,7 @@ mod tests {
 
         fn head(&self, dtype: DType) -> LogitHead {
             let bias_1v = self.bias.as_ref().map(|bias| matrix(bias, dtype));
-            LogitHead { output_vd: matrix(&self.u, dtype), bias_1v, softcap: self.cap }
+            LogitHead { output_vd: matrix(&self.u, dtype), map: LogitMap { bias_1v, softcap: self.cap, z_loss: 0.0 } }
         }
 
         fn kl_sum(&self, lens: &Values) -> f64 {

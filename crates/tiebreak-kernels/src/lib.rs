@@ -19,25 +19,31 @@ mod flex;
 mod inject;
 mod lens;
 mod linear;
+mod logit_map;
 mod matrix;
 mod memory;
 mod mlp;
 mod norm;
+mod product;
 pub mod simd;
 mod sums;
 
 pub use adamw::{AdamWStep, adamw};
 pub use attention::{Rotary, attention, rotate};
 pub use attribute::{Moved, attribute, update_square};
-pub use cross_entropy::{CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients};
+pub use cross_entropy::{
+    CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients, cross_entropy_gradients_with, cross_entropy_with,
+};
 pub use embedding::scatter_add;
 pub use inject::inject;
 pub use lens::{LensGradients, LogitHead, Reading, Source, lens_gradients, lens_kl, readings};
 pub use linear::{activation_linear_add, linear, linear_add, norm_linear};
+pub use logit_map::LogitMap;
 pub use matrix::{Bf16Kernel, Precision};
 pub use memory::keep_memory;
 pub use mlp::Activation;
 pub use norm::{NormKind, norm};
+pub use product::{Transposed, packed, product};
 pub use sums::{RowProducts, row_products, same_buffer, squares};
 
 #[cfg(test)]

@@ -6,11 +6,12 @@
 pub mod generation;
 pub mod interface;
 mod model;
+pub mod orthogonal;
 mod parameter;
 pub mod rng;
 pub mod trunk;
 
-pub use model::{MemoryLine, Model, ParameterCount};
+pub use model::{MemoryLine, Model, ParameterCount, Vocabulary};
 pub use parameter::{Parameter, Placement};
 pub use trunk::ModelConfig;
 

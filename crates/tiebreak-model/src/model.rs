@@ -1,7 +1,7 @@
 use burn::tensor::{Int, Tensor};
 use serde::Serialize;
 
-use crate::interface::{HeadConfig, HeadMode, Role, Start};
+use crate::interface::{Cost, HeadConfig, HeadMode, LogitMap, Role, Start};
 use crate::trunk::init::Initialiser;
 use crate::trunk::position::PositionKind;
 use crate::trunk::{ModelConfig, Trunk};
@@ -13,6 +13,23 @@ pub struct Model {
     pub trunk: Trunk,
     /// The rule for (E, U).
     pub interface: Box<dyn HeadMode>,
+    /// Soft-cap and z-loss of the logits; a bias is the interface's.
+    pub logit_map: LogitMap,
+}
+
+/// The ids of a vocabulary, by frequency.
+#[derive(Clone, Debug)]
+pub struct Vocabulary {
+    /// Each id once, from the most to the least frequent in the training text.
+    pub by_rank: Vec<u32>,
+}
+
+impl From<usize> for Vocabulary {
+    /// V ids, taken to be in the order of their frequency (as byte-pair merges roughly are). Good wherever the ranks come from a
+    /// checkpoint, and for modes that do not look at them.
+    fn from(v: usize) -> Self {
+        Self { by_rank: (0..v as u32).collect() }
+    }
 }
 
 /// Distinct parameters by place; a shared matrix counts under `embedding`.
@@ -38,23 +55,29 @@ pub struct MemoryLine {
 }
 
 impl Model {
-    /// Draws a model: the trunk's and the tables' values depend on the seed and their path, not on the head mode.
+    /// Draws a model as it is before the first step: the trunk's and the tables' values depend on the seed and their path, not on
+    /// the head mode. `vocabulary` is V or a [`Vocabulary`].
     pub fn init(
         model: &ModelConfig,
         head: &HeadConfig,
-        vocabulary: usize,
+        vocabulary: impl Into<Vocabulary>,
         context: usize,
         seed: u64,
         at: &Placement,
     ) -> Self {
         let draw = Initialiser { config: model, seed, at };
+        let by_rank = vocabulary.into().by_rank;
+        let v = by_rank.len();
         let start = Start {
-            input: draw.table("input_table", vocabulary),
-            output: draw.table("output_table", vocabulary),
-            shape: [vocabulary, model.d_model],
+            input: draw.table("input_table", v),
+            output: draw.table("output_table", v),
+            shape: [v, model.d_model],
+            by_rank,
+            seed,
             at: at.clone(),
         };
-        Self { trunk: Trunk::init(model, context, seed, at), interface: head.init(start) }
+        let trunk = Trunk::init(model, context, seed, at);
+        Self { trunk, interface: head.init(start), logit_map: head.logit_map() }
     }
 
     /// Every parameter once: the interface's, then the trunk's. Tensors are shared, not copied.
@@ -98,12 +121,15 @@ impl ModelConfig {
         ParameterCount { unique: embedding + head + trunk, embedding, head, trunk }
     }
 
-    /// FLOPs per token of training: 3 times the forward pass (backward counts twice), 2 per multiply-add, matrix
-    /// products only; attention over the whole context, as it is computed; the head's product in every mode.
-    pub fn flops_per_token(&self, vocabulary: usize, context: usize) -> usize {
+    /// FLOPs per token of training with `step_tokens` tokens a step: 3 times the forward pass (backward counts twice), 2 per
+    /// multiply-add, matrix products only; attention over the whole context, as it is computed; the interface as its mode
+    /// computes it, the head's product in every mode. Tables that are formed for provenance, auxiliary losses and evaluation are
+    /// not counted.
+    pub fn flops_per_token(&self, head: &HeadConfig, vocabulary: usize, context: usize, step_tokens: usize) -> usize {
         let d = self.d_model;
         let block = 4 * d * d + (self.mlp.up_width() + 1) * d * self.d_ff + 2 * context * d;
-        3 * 2 * (self.n_layers * block + vocabulary * d)
+        let Cost { per_token, per_step } = head.cost(vocabulary, d);
+        3 * 2 * (self.n_layers * block + per_token) + 2 * per_step / step_tokens.max(1)
     }
 
     /// The `d_ff`, a multiple of 8, whose parameter count comes nearest to `unique`; `None` if that misses by over 1 %.

@@ -19,6 +19,11 @@ impl Stream {
         ((self.0.next_u64() >> 11) as f64 + 1.0) / (1u64 << 53) as f64
     }
 
+    /// Uniform in 0..n (to 1 part in 2^64 / n).
+    pub fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.0.next_u64()) * n as u128) >> 64) as usize
+    }
+
     /// Standard normal (Box-Muller).
     pub fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()

@@ -589,7 +589,7 @@ fn loss(judge: &mut Judge, arm: &str, baseline: &str) -> Result<Found, Error> {
         for cell in [arm, baseline] {
             let flops = judge.each(cell, |run| {
                 let (config, ids) = (&run.kept.config, run.kept.data.vocabulary);
-                Ok(Some(config.model.flops_per_token(ids, config.data.context_length) as f64))
+                Ok(Some(config.flops_per_token(ids) as f64))
             })?;
             let parameters = judge.each(cell, |run| {
                 let (config, ids) = (&run.kept.config, run.kept.data.vocabulary);

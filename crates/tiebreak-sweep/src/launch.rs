@@ -230,9 +230,10 @@ impl<'a> Task<'a> {
     /// FLOPs from `step` to the end.
     fn work(&self, step: u64) -> f64 {
         let config = &self.planned.cell.loaded.config;
-        let per_token = config.model.flops_per_token(self.planned.info.vocabulary, config.data.context_length) as f64;
-        let tokens = config.train.batch_size as f64 * config.data.context_length as f64;
-        config.train.steps.saturating_sub(step) as f64 * tokens * per_token
+        let (vocabulary, context) = (self.planned.info.vocabulary, config.data.context_length);
+        let tokens = config.train.batch_size * context;
+        let per_token = config.model.flops_per_token(&config.head, vocabulary, context, tokens) as f64;
+        config.train.steps.saturating_sub(step) as f64 * tokens as f64 * per_token
     }
 
     fn failure(&self, state: &str, step: Option<u64>, reason: String) -> Failure {

@@ -133,7 +133,9 @@ pub(crate) fn differing(cells: &[Cell]) -> Vec<String> {
         !matches!(key.as_str(), "name" | "seed" | "threads")
             && flat.iter().any(|other| other.get(*key) != first.get(*key))
     };
-    first.keys().filter(differs).cloned().collect()
+    // A factor may be a number in one cell and have keys of its own in another.
+    let keys: BTreeSet<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
+    keys.into_iter().filter(differs).cloned().collect()
 }
 
 /// A cell's configuration as dotted keys.

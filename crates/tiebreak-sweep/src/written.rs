@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tiebreak_model::interface::{ModeKind, Role};
+use tiebreak_model::interface::Role;
 use tiebreak_train::Error;
 use tiebreak_train::config::{RunConfig, load, mode_name};
 use tiebreak_train::folder::RunFolder;
@@ -36,7 +36,7 @@ pub(crate) fn check_written(metric: &str, config: &RunConfig) -> Result<(), Erro
     let missing = match metric.split_once('/') {
         Some(("lens", _)) => lens(metric, config),
         Some(("align", rest)) => alignment(rest, config)?,
-        Some(("grad" | "update", rest)) => provenance(rest, config),
+        Some(("grad" | "update", rest)) => provenance(rest, config)?,
         Some(("residual", rest)) => residual(rest, config),
         _ => None,
     };
@@ -67,12 +67,15 @@ fn alignment(rest: &str, config: &RunConfig) -> Result<Option<String>, Error> {
     if value.contains("_null") && probe.permutations == 0 {
         return Ok(Some("needs probe.permutations > 0".into()));
     }
-    let one = |mode: ModeKind| mode == ModeKind::Tied;
-    let mut pairs = if one(mode) { Vec::new() } else { vec!["input_to_output"] };
+    let one = |config: &RunConfig| -> Result<bool, Error> {
+        Ok(config.head.one_matrix(config.data.vocabulary()?, config.model.d_model))
+    };
+    let this = one(config)?;
+    let mut pairs = if this { Vec::new() } else { vec!["input_to_output"] };
     for folder in &probe.reference {
         let reference = load(&RunFolder(Path::new(folder).into()).config(), &[]);
         let reference = reference.map_err(|e| e.at(format_args!("probe.reference = {folder:?}")))?;
-        pairs.extend(match (one(reference.config.head.mode), one(mode)) {
+        pairs.extend(match (one(&reference.config)?, this) {
             (true, true) => &["tied_to_tied"][..],
             (false, false) => &["input_to_input", "output_to_output"],
             _ => &["input_to_tied", "output_to_tied"],
@@ -87,14 +90,16 @@ fn alignment(rest: &str, config: &RunConfig) -> Result<Option<String>, Error> {
     }))
 }
 
-fn provenance(rest: &str, config: &RunConfig) -> Option<String> {
+fn provenance(rest: &str, config: &RunConfig) -> Result<Option<String>, Error> {
     if config.log.provenance_every == 0 {
-        return Some("needs log.provenance_every > 0".into());
+        return Ok(Some("needs log.provenance_every > 0".into()));
     }
-    if rest.starts_with("shared_") && !config.head.has_role(Role::Shared) {
-        return Some(format!("head.mode = \"{}\" shares no parameter", mode_name(config.head.mode)));
+    let parameters = config.head.parameters(config.data.vocabulary()?, config.model.d_model);
+    if rest.starts_with("shared_") && !parameters.iter().any(|(role, _)| *role == Role::Shared) {
+        let mode = mode_name(config.head.mode);
+        return Ok(Some(format!("head.mode = \"{mode}\" shares no parameter at the last step")));
     }
-    None
+    Ok(None)
 }
 
 fn residual(rest: &str, config: &RunConfig) -> Option<String> {
@@ -105,6 +110,7 @@ fn residual(rest: &str, config: &RunConfig) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tiebreak_model::interface::ModeKind;
     use tiebreak_train::config::LensConfig;
 
     fn refused(config: &RunConfig, tag: &str) -> String {

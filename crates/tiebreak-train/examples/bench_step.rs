@@ -25,7 +25,7 @@ use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::{RunConfig, ScheduleKind};
 use tiebreak_train::evaluate::{TargetInfo, evaluate};
 use tiebreak_train::optim::AdamW;
-use tiebreak_train::step::{MicroBatch, gradients, update};
+use tiebreak_train::step::{Memory, MicroBatch, gradients, update};
 use tiebreak_train::tensors;
 
 #[global_allocator]
@@ -85,6 +85,7 @@ fn products_ms(n: usize, d: usize, inner: usize, up: usize, layers: usize, vocab
 struct Bench {
     model: Model,
     adam: AdamW,
+    memory: Memory,
     config: RunConfig,
     precision: Precision,
     step: u64,
@@ -101,9 +102,10 @@ impl Bench {
     fn step(&mut self, tokens: MicroBatch) -> Timed {
         self.step += 1;
         let (start, with_provenance) = (Instant::now(), self.config.log.provenance_every > 0);
-        let found = gradients(&self.model, &[tokens], 1.0, self.precision);
+        let found = gradients(&self.model, &[tokens], 1.0, self.precision, with_provenance);
         let (loss, middle) = (found.loss, start.elapsed());
-        let done = update(&mut self.model, &mut self.adam, found, &self.config, self.step, with_provenance);
+        let (model, adam, memory) = (&mut self.model, &mut self.adam, &mut self.memory);
+        let done = update(model, adam, memory, found, &self.config, self.step, with_provenance);
         assert!(done.nonfinite.is_empty() && done.provenance.is_some() == with_provenance);
         let [whole, middle] = [start.elapsed(), middle].map(|time| 1e3 * time.as_secs_f64());
         Timed { loss, whole, update: whole - middle }
@@ -123,7 +125,9 @@ fn main() {
         shape.norm = if block == "rms" { NormKind::Rms } else { NormKind::Layer };
     }
     shape.resolve();
-    let mode = if head == "tied" { ModeKind::Tied } else { ModeKind::Untied };
+    let named = |mode: &ModeKind| serde_json::to_value(mode).is_ok_and(|name| name == head.as_str());
+    let mode = ModeKind::ALL.into_iter().find(named).unwrap_or_else(|| panic!("--head {head}: no such mode"));
+    let head = HeadConfig { mode, ..HeadConfig::default() };
     let precision = match option("precision").as_deref() {
         None | Some("f32") => Precision::F32,
         Some("bf16") => Precision::Bf16(Bf16Kernel::fastest().expect("--precision bf16: no kernel on this processor")),
@@ -132,11 +136,12 @@ fn main() {
     };
     let new = |provenance_every: u64| {
         let at = Placement::f32(&Device::flex());
-        let model = Model::init(&shape, &HeadConfig { mode }, vocabulary, context, 0, &at);
+        let model = Model::init(&shape, &head, vocabulary, context, 0, &at);
         let mut config = RunConfig::default();
         (config.optim.clip_norm, config.log.provenance_every) = (1.0, provenance_every);
         (config.schedule.kind, config.schedule.warmup_steps) = (ScheduleKind::Constant, 0);
-        Bench { model, adam: AdamW::new(config.optim.betas, config.optim.eps), config, precision, step: 0 }
+        let (adam, memory) = (AdamW::new(config.optim.betas, config.optim.eps), Memory::default());
+        Bench { model, adam, memory, config, precision, step: 0 }
     };
     let mut bench = new(0);
     if let Some(path) = option("export") {

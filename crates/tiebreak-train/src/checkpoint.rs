@@ -10,7 +10,9 @@ use tiebreak_data::{Error, sha256_hex};
 use tiebreak_model::interface::Role;
 use tiebreak_model::{Model, Parameter};
 
+use crate::intervene;
 use crate::optim::{AdamW, Moments};
+use crate::step::Memory;
 use crate::tensors;
 use crate::track::Lengths;
 
@@ -21,7 +23,7 @@ const STATE: &str = "state.json";
 const INPUT: &str = "first_input";
 
 /// Everything of a run that is neither model nor moments. Data order and learning rate follow from the step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// Completed optimiser steps.
@@ -32,24 +34,41 @@ pub struct State {
     pub logs: Lengths,
 }
 
+/// In the optimiser's file: see [`Memory::rotation_dd`].
+const ROTATION: &str = "aux/rotation";
+
 /// `state.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
     state: State,
+    /// What interventions remember.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    intervene: intervene::Memory,
     /// Of the other files, by name: safetensors has no sums of its own.
     sha256: BTreeMap<String, String>,
 }
 
+fn is_empty(memory: &intervene::Memory) -> bool {
+    *memory == intervene::Memory::default()
+}
+
 /// Writes `folder/step-<n>` and removes all but the newest `keep`.
-pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep: usize) -> Result<(), Error> {
+pub fn save(
+    folder: &Path,
+    model: &Model,
+    optimiser: &AdamW,
+    memory: &Memory,
+    state: &State,
+    keep: usize,
+) -> Result<(), Error> {
     let failed = |path: &Path, e: std::io::Error| Error::Failed(format!("{}: cannot be written: {e}", path.display()));
     let name = format!("step-{}", state.step);
     let temporary = folder.join(format!(".tmp-{name}"));
     remove(&temporary)?;
     fs::create_dir_all(&temporary).map_err(|e| failed(&temporary, e))?;
     let parameters = model.parameters();
-    let parameters = parameters.iter().map(|p| (p.path.as_str(), &p.value));
+    let parameters = parameters.iter().chain(model.interface.state()).map(|p| (p.path.as_str(), &p.value));
     let moments: Vec<(String, &Tensor<2>)> = optimiser
         .moments()
         .iter()
@@ -57,6 +76,7 @@ pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep
             let input = m.input.as_ref().map(|input| (format!("{path}/{INPUT}"), input));
             [(format!("{path}/first"), &m.first), (format!("{path}/second"), &m.second)].into_iter().chain(input)
         })
+        .chain(memory.rotation_dd.iter().map(|rotation_dd| (ROTATION.to_owned(), rotation_dd)))
         .collect();
     let origin = || ("origin", format!("step {} of run {}", state.step, state.identity));
     let mut files = vec![
@@ -64,7 +84,7 @@ pub fn save(folder: &Path, model: &Model, optimiser: &AdamW, state: &State, keep
         (OPTIMISER, tensors::to_bytes(moments.iter().map(|(n, t)| (n.as_str(), *t)), origin())?),
     ];
     let sums = files.iter().map(|(file, bytes)| ((*file).to_owned(), sha256_hex(bytes)));
-    let record = Record { state: state.clone(), sha256: sums.collect() };
+    let record = Record { state: state.clone(), intervene: memory.intervene, sha256: sums.collect() };
     files.push((STATE, serde_json::to_vec_pretty(&record).map_err(|e| Error::Failed(format!("{STATE}: {e}")))?));
     for (file, bytes) in files {
         let path = temporary.join(file);
@@ -103,11 +123,12 @@ pub fn load(
     identity: &str,
     model: &mut Model,
     optimiser: &mut AdamW,
+    memory: &mut Memory,
     attributed: bool,
-    device: &Device,
 ) -> Result<State, Error> {
     let path = folder.join(format!("step-{step}"));
-    let Record { state, sha256: sums } = read_record(&path)?;
+    let device = &model.interface.tables().input.rows_vr.device();
+    let Record { state, intervene, sha256: sums } = read_record(&path)?;
     if state.identity != identity || state.step != step {
         return Err(Error::Input(format!(
             "{}: belongs to step {} of run {:.8}, not to step {step} of run {identity:.8}: choose another --out",
@@ -138,20 +159,26 @@ pub fn load(
     if let Some(e) = failed {
         return Err(e);
     }
+    *memory = Memory { intervene, rotation_dd: stored.remove(ROTATION) };
     refuse_rest(&file, &stored)?;
     optimiser.restore(moments);
     Ok(state)
 }
 
-/// Loads the parameters of the checkpoint folder `path` into a model of the same configuration.
+/// Loads the parameters of the checkpoint folder `path`, and what the head mode keeps beside them, into a model of the same
+/// configuration.
 pub fn load_model(path: &Path, model: &mut Model, device: &Device) -> Result<(), Error> {
+    // A mode that changes has other parameters at another step.
+    model.interface.after_step(read_record(path)?.state.step);
     let file = path.join(MODEL);
     let mut stored = tensors::read(&file, device)?;
     let mut result = Ok(());
-    model.visit(&mut |parameter, _| match take(&file, &mut stored, &parameter.path, &parameter.value) {
+    let mut load = |parameter: &mut Parameter| match take(&file, &mut stored, &parameter.path, &parameter.value) {
         Ok(value) => parameter.value = value,
         Err(e) => result = Err(e),
-    });
+    };
+    model.visit(&mut |parameter, _| load(parameter));
+    model.interface.state_mut().into_iter().for_each(load);
     result?;
     refuse_rest(&file, &stored)
 }

@@ -1,6 +1,7 @@
 //! Continuing a text with a run's model.
 
 use burn::tensor::{Int, Tensor, TensorData};
+use tiebreak_kernels::LogitHead;
 use tiebreak_model::Model;
 use tiebreak_model::generation::Decoder;
 use tiebreak_model::trunk::Cache;
@@ -13,13 +14,14 @@ use crate::TrainedModel;
 pub struct CachedDecoder<'a> {
     model: &'a TrainedModel,
     input_vd: Tensor<2>,
+    head: LogitHead,
     cache: Cache,
 }
 
 impl TrainedModel {
     /// A decoder that has read nothing.
     pub fn decoder(&self) -> CachedDecoder<'_> {
-        CachedDecoder { model: self, input_vd: self.input_vd(), cache: self.model.trunk.cache() }
+        CachedDecoder { model: self, input_vd: self.input_vd(), head: self.head(), cache: self.model.trunk.cache() }
     }
 }
 
@@ -39,6 +41,6 @@ impl Decoder for CachedDecoder<'_> {
         let h_btd = self.model.model.trunk.extend(Model::lookup(&self.input_vd, ids_bt), &mut self.cache);
         let [_, _, d] = h_btd.dims();
         let last_nd = h_btd.slice_dim(1, t - 1..t).reshape([1, d]);
-        self.model.logits(last_nd).into_data().iter::<f32>().collect()
+        self.head.logits(last_nd).into_data().iter::<f32>().collect()
     }
 }

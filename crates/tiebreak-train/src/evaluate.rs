@@ -1,8 +1,8 @@
 //! Validation loss: nats summed over tokens, exponentiated once.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::cross_entropy;
 use tiebreak_model::Model;
+use tiebreak_model::interface::{Head, Table};
 
 use crate::step::{MicroBatch, host};
 use crate::track::Tag;
@@ -64,16 +64,19 @@ impl Score {
 
 /// Scores windows without a tape. Deterministic: windows and tokens in the given order.
 pub fn evaluate(model: &Model, batches: impl Iterator<Item = MicroBatch>, info: &TargetInfo) -> Score {
-    let pair = model.interface.pair();
-    let device = pair.input_vd.device();
-    let [_, d] = pair.input_vd.dims();
+    let tables = model.interface.tables();
+    let device = tables.input.rows_vr.device();
+    // So many tokens that forming a table once costs nothing.
+    let input = Table::whole(tables.input.formed());
+    let head = Head::new(&tables, &model.logit_map, |table| table.for_head(usize::MAX));
+    let [_, d] = input.rows_vr.dims();
     let mut score = Score::default();
     for batch in batches {
         let (n, t) = (batch.inputs.len(), batch.context);
         let ids = |ids: &[i32]| Tensor::<1, Int>::from_data(TensorData::new(ids.to_vec(), [n]), &device);
-        let x0_btd = Model::lookup(&pair.input_vd, ids(&batch.inputs).reshape([n / t, t]));
+        let x0_btd = Model::lookup(&input.rows_vr, ids(&batch.inputs).reshape([n / t, t]));
         let state_nd = model.trunk.forward(x0_btd).reshape([n, d]);
-        let nats_n = host(&cross_entropy(state_nd, &pair.output_vd, ids(&batch.targets)));
+        let nats_n = host(&head.nats(&state_nd, ids(&batch.targets)));
         for (nats, target) in nats_n.into_iter().zip(&batch.targets) {
             score.add(nats, *target as usize, info);
         }

@@ -107,8 +107,8 @@ fn lens_name(step: u64, recipe: Recipe, corpus: Option<&str>) -> String {
 pub fn fingerprint(model: &dyn ProbedModel) -> String {
     let head = model.head();
     let norm = model.norm_parameters();
-    let tensors = norm.iter().chain(std::iter::once(&head.output_vd)).chain(&head.bias_1v);
-    let mut bytes = format!("norm {} softcap {:?}\n", norm.len(), head.softcap).into_bytes();
+    let tensors = norm.iter().chain(std::iter::once(&head.output_vd)).chain(&head.map.bias_1v);
+    let mut bytes = format!("norm {} softcap {:?}\n", norm.len(), head.map.softcap).into_bytes();
     for tensor in tensors {
         bytes.extend(format!("{:?}\n", tensor.dims()).into_bytes());
         bytes.extend(tensor.to_data().iter::<f32>().flat_map(f32::to_le_bytes));

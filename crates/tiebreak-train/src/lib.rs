@@ -1,6 +1,7 @@
 //! Training: the step that keeps the two sides of the token interface apart, optimiser, interventions, checkpoints and
 //! trackers.
 
+pub mod auxiliary;
 pub mod checkpoint;
 pub mod config;
 mod decode;

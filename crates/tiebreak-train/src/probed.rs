@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
 use tiebreak_data::{Error, Prepared, prepare};
-use tiebreak_kernels::LogitHead;
+use tiebreak_kernels::{LogitHead, LogitMap};
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
@@ -93,15 +93,15 @@ impl ProbedModel for Probed<'_> {
     }
 
     fn device(&self) -> Device {
-        self.input_vd().device()
+        self.model.interface.tables().input.rows_vr.device()
     }
 
     fn input_vd(&self) -> Tensor<2> {
-        self.model.interface.pair().input_vd
+        self.model.interface.tables().input.formed()
     }
 
     fn output_vd(&self) -> Tensor<2> {
-        self.model.interface.pair().output_vd
+        self.model.interface.tables().output.formed()
     }
 
     fn states(&self, ids_bt: Tensor<2, Int>) -> Vec<Tensor<3>> {
@@ -118,7 +118,9 @@ impl ProbedModel for Probed<'_> {
     }
 
     fn head(&self) -> LogitHead {
-        LogitHead::new(self.output_vd())
+        let tables = self.model.interface.tables();
+        let map = LogitMap { bias_1v: tables.bias_1v.clone(), ..self.model.logit_map.clone() };
+        LogitHead { output_vd: tables.output.formed(), map }
     }
 }
 

@@ -290,11 +290,12 @@ fn names(runs: &[KeptTables]) -> Vec<String> {
 fn entries(runs: &[KeptTables], steps: &[u64], learned: bool) -> Result<Vec<Entry>, Error> {
     let mut entries = Vec::new();
     for (index, (run, &step)) in runs.iter().zip(steps).enumerate() {
-        let mut initial = if learned && step > 0 { run.tables(0)? } else { Vec::new() };
+        let initial = if learned && step > 0 { run.tables(0)? } else { Vec::new() };
         for (side, table) in run.tables(step)? {
-            let before = initial.iter().position(|(s, _)| *s == side).map(|i| initial.swap_remove(i).1);
+            // One matrix that later became two is where both began.
+            let before = initial.iter().find(|(s, _)| *s == side || *s == Side::Tied);
             let learned = match before {
-                Some(before) => Some((learned_part(&table, &before)?, turned(&table, &before)?)),
+                Some((_, before)) => Some((learned_part(&table, before)?, turned(&table, before)?)),
                 None => None,
             };
             entries.push(Entry { run: index, side, table, operand: None, learned });
@@ -338,7 +339,8 @@ fn models(
     Ok(models)
 }
 
-/// Cosines of every kept table up to `last`, by side; refused without that of step 0.
+/// Cosines of every kept table up to `last`, by side; refused without that of step 0. One matrix that later became two is the past
+/// of both.
 fn evolution(run: &KeptTables, last: u64, rows: &Rows) -> Result<BTreeMap<Side, Vec<Evolution>>, Error> {
     // The first of what is left would pass for it.
     run.step(Some(0))?;
@@ -348,14 +350,16 @@ fn evolution(run: &KeptTables, last: u64, rows: &Rows) -> Result<BTreeMap<Side, 
         for (side, table) in run.tables(step)? {
             let place = |e: Error| e.at(run.folder.table(step).display());
             let measure = |other: &Table| Drift::between(&table, other, rows).map_err(place);
-            let (first, cos_to_init, cos_to_prev) = match before.remove(&side) {
+            let shared = (before.get(&Side::Tied).cloned(), found.get(&Side::Tied).cloned());
+            let (first, cos_to_init, cos_to_prev) = match before.remove(&side).or(shared.0) {
                 Some((first, previous)) => {
                     let (init, prev) = (measure(&first)?, measure(&previous)?);
                     (first, init, Some(prev))
                 }
                 None => (table.clone(), measure(&table)?, None),
             };
-            found.entry(side).or_default().push(Evolution { step, cos_to_init, cos_to_prev });
+            let past = found.entry(side).or_insert_with(|| shared.1.unwrap_or_default());
+            past.push(Evolution { step, cos_to_init, cos_to_prev });
             before.insert(side, (first, table));
         }
     }

@@ -9,11 +9,11 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, evaluation_windows, frequencies, loss_deciles, prepare, seen_deciles,
+    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, seen_deciles,
     window_count, write_atomic,
 };
 use tiebreak_kernels::{Precision, squares};
-use tiebreak_model::{Model, Placement};
+use tiebreak_model::{Model, Placement, Vocabulary};
 
 use crate::checkpoint;
 use crate::config::{RunConfig, identity, read_table, run_folder_name};
@@ -25,7 +25,7 @@ use crate::optim::AdamW;
 use crate::probed::Probed;
 use crate::probes::Probes;
 use crate::residual::update_over_stream;
-use crate::step::{MicroBatch, gradients, update};
+use crate::step::{Memory, MicroBatch, gradients, update};
 use crate::track::{HParam, Lengths, Progress, Tag, Trackers};
 
 /// How a run ended without an error of its own.
@@ -103,6 +103,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     if options.stop.load(Ordering::Relaxed) {
         return Ok(Outcome::Interrupted);
     }
+    config.validate_head_for(data.tokenizer.vocabulary())?;
     let identity = identity(config, &data.info, kind);
     let folder = RunFolder(options.out.join(run_folder_name(config, &identity)));
     // A complete run needs no lock, and asking must work on a folder that is read-only by now.
@@ -131,7 +132,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
     let counts = frequencies(&data.train);
     let ready = || {
-        let model = init(config, &data, &device);
+        let model = init(config, &counts, &device);
         Probes::open(config, &data, counts.clone(), &*model.interface).map(|probes| (model, probes))
     };
     let (model, probes) = pool.install(ready)?;
@@ -147,8 +148,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     }
     (options.announce)(&folder.0);
     let (data, counts, probes) = (&data, &counts[..], &probes);
-    let run =
-        Run { config, data, counts, probes, identity: &identity, folder: &folder, device, kind, precision, threads };
+    let run = Run { config, data, counts, probes, identity: &identity, folder: &folder, kind, precision, threads };
     let mut step = before.map_or(0, |s| s.step);
     let ended = pool.install(|| run.go(model, options, &mut step));
     let (state, reason) = match &ended {
@@ -212,7 +212,6 @@ struct Run<'a> {
     probes: &'a Probes,
     identity: &'a str,
     folder: &'a RunFolder,
-    device: Device,
     kind: DeviceKind,
     precision: Precision,
     threads: usize,
@@ -222,7 +221,8 @@ impl Run<'_> {
     fn go(&self, mut model: Model, options: &TrainOptions, step: &mut u64) -> Result<Outcome, Error> {
         let (config, steps) = (self.config, self.config.train.steps);
         let mut optimiser = AdamW::new(config.optim.betas, config.optim.eps);
-        let logs = self.restore(&mut model, &mut optimiser, step)?;
+        let mut memory = Memory::default();
+        let logs = self.restore(&mut model, &mut optimiser, &mut memory, step)?;
         self.write_records(*step)?;
         // Before any other file: a folder that holds logs but no status is taken for somebody else's.
         self.set_running(*step)?;
@@ -247,7 +247,7 @@ impl Run<'_> {
         while *step < steps {
             if options.stop.load(Ordering::Relaxed) {
                 if saved != *step {
-                    self.checkpoint(&model, &optimiser, *step, &mut trackers)?;
+                    self.checkpoint(&model, &optimiser, &memory, *step, &mut trackers)?;
                 }
                 progress.finish(&format!("{} s{}: interrupted at step {step}", config.name, config.seed));
                 return Ok(Outcome::Interrupted);
@@ -260,11 +260,14 @@ impl Run<'_> {
                 .collect();
             let next = *step + 1;
             let due = |every: u64| every > 0 && (next.is_multiple_of(every) || next == 1 || next == steps);
-            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, self.precision);
+            let (measured, drawn) = (due(config.log.provenance_every), due(config.log.histograms_every));
+            let whole = measured || drawn || !config.intervene.rules().is_empty();
+            let one_matrix = model.interface.one_matrix();
+            let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, self.precision, whole);
             let loss = gradients.loss;
             let histograms =
-                due(config.log.histograms_every).then(|| (gradients.input_vd.clone(), gradients.output_vd.clone()));
-            let done = update(&mut model, &mut optimiser, gradients, config, next, due(config.log.provenance_every));
+                gradients.whole.as_ref().filter(|_| drawn).map(|w| (w.input_vd.clone(), w.output_vd.clone()));
+            let done = update(&mut model, &mut optimiser, &mut memory, gradients, config, next, measured);
             let tokens = (config.train.batch_size * context) as f64;
             let speed = tokens / started.elapsed().as_secs_f64();
 
@@ -279,8 +282,25 @@ impl Run<'_> {
                     ("train/clip_factor".into(), done.clip_factor),
                 ]);
             }
+            if due(config.log.every) {
+                if config.optim.table_warmup_steps > 0 {
+                    tags.push(("train/table_lr".into(), done.table_lr));
+                }
+                if config.intervene.acts() {
+                    tags.push(("intervene/input_scale".into(), done.factors.input));
+                    tags.push(("intervene/output_scale".into(), done.factors.output));
+                }
+                if config.head.changes() {
+                    tags.push(("head/one_matrix".into(), f64::from(u8::from(one_matrix))));
+                }
+                tags.extend(done.auxiliary.map(|(loss, _)| ("train/aux_loss".into(), loss)));
+            }
             if let Some(provenance) = &done.provenance {
                 tags.extend(provenance.scalars(&groups));
+            }
+            if let Some((_, Some([input, output]))) = done.auxiliary {
+                tags.push(("grad/aux_input_norm".into(), input));
+                tags.push(("grad/aux_output_norm".into(), output));
             }
             let at = |every: u64| every > 0 && next.is_multiple_of(every) || next == steps;
             let (keep, align) = (self.probes.keeps(next), self.probes.aligns(next));
@@ -312,7 +332,7 @@ impl Run<'_> {
                 self.probes.align(next, &*model.interface, &mut trackers)?;
             }
             if at(config.checkpoint.every) {
-                self.checkpoint(&model, &optimiser, next, &mut trackers)?;
+                self.checkpoint(&model, &optimiser, &memory, next, &mut trackers)?;
                 saved = next;
                 self.set_running(next)?;
             }
@@ -360,7 +380,13 @@ impl Run<'_> {
     }
 
     /// Loads the newest checkpoint, if there is one; gives the lengths to which the logs are cut.
-    fn restore(&self, model: &mut Model, optimiser: &mut AdamW, step: &mut u64) -> Result<Option<Lengths>, Error> {
+    fn restore(
+        &self,
+        model: &mut Model,
+        optimiser: &mut AdamW,
+        memory: &mut Memory,
+        step: &mut u64,
+    ) -> Result<Option<Lengths>, Error> {
         let folder = self.folder.checkpoints();
         let Some(newest) = checkpoint::list(&folder)?.pop() else {
             *step = 0;
@@ -368,7 +394,7 @@ impl Run<'_> {
             return Ok(None);
         };
         let attributed = self.config.log.provenance_every > 0;
-        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, attributed, &self.device)
+        let state = checkpoint::load(&folder, newest, self.identity, model, optimiser, memory, attributed)
             .map_err(|e| Error::Input(e.to_string()))?;
         Trackers::check(&self.folder.0, state.logs)?;
         self.probes.check(self.folder, state.step)?;
@@ -378,9 +404,16 @@ impl Run<'_> {
         Ok(Some(state.logs))
     }
 
-    fn checkpoint(&self, model: &Model, optimiser: &AdamW, step: u64, trackers: &mut Trackers) -> Result<(), Error> {
+    fn checkpoint(
+        &self,
+        model: &Model,
+        optimiser: &AdamW,
+        memory: &Memory,
+        step: u64,
+        trackers: &mut Trackers,
+    ) -> Result<(), Error> {
         let state = checkpoint::State { step, identity: self.identity.to_owned(), logs: trackers.sync()? };
-        checkpoint::save(&self.folder.checkpoints(), model, optimiser, &state, self.config.checkpoint.keep)
+        checkpoint::save(&self.folder.checkpoints(), model, optimiser, memory, &state, self.config.checkpoint.keep)
     }
 
     fn set_running(&self, step: u64) -> Result<(), Error> {
@@ -471,8 +504,9 @@ impl Run<'_> {
     }
 }
 
-fn init(config: &RunConfig, data: &Prepared, device: &Device) -> Model {
-    let (vocabulary, context) = (data.tokenizer.vocabulary(), config.data.context_length);
+fn init(config: &RunConfig, counts: &[u64], device: &Device) -> Model {
+    let context = config.data.context_length;
+    let vocabulary = Vocabulary { by_rank: by_rank(counts).into_iter().map(|id| id as u32).collect() };
     Model::init(&config.model, &config.head, vocabulary, context, config.seed, &Placement::f32(device))
 }
 

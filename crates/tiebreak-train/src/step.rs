@@ -4,14 +4,16 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{Moved, Precision, cross_entropy_gradients, inject, scatter_add, squares};
+use tiebreak_kernels::{Moved, Precision, RowProducts, inject, row_products, squares};
 use tiebreak_model::Model;
-use tiebreak_model::interface::{Role, Sides};
+use tiebreak_model::interface::{Head, Role, Sides, Table, TableGradient, TablesGradient};
 
+use crate::auxiliary::auxiliary;
 use crate::config::RunConfig;
-use crate::intervene::{Factors, Place};
-use crate::optim::AdamW;
+use crate::intervene::{self, Factors, Place, Products};
+use crate::optim::{AdamW, is_table};
 use crate::provenance::{Provenance, Shared};
+use crate::schedule::{learning_rate, table_learning_rate};
 
 /// Token windows of one forward pass, row-major `[sequences, context]`.
 #[derive(Clone, Debug)]
@@ -35,58 +37,106 @@ impl MicroBatch {
 pub struct Gradients {
     /// L in nats per token, before `paper_output_scale`.
     pub loss: f64,
+    /// Of E, U and the bias, in the form in which the mode hands them out.
+    pub tables: TablesGradient,
+    /// The trunk's, in visiting order.
+    pub trunk: Vec<Tensor<2>>,
+    /// Where they were asked for, or are what there is anyway.
+    pub whole: Option<WholeGradients>,
+}
+
+/// Gradients of the formed tables.
+pub struct WholeGradients {
     /// G_in, `[v, d]`.
     pub input_vd: Tensor<2>,
     /// G_out, `[v, d]`.
     pub output_vd: Tensor<2>,
-    /// The trunk's, in visiting order.
-    pub trunk: Vec<Tensor<2>>,
     /// Of the last micro-batch alone: dL/dx0 as `[n, d]`, and its G_out `[v, d]` (the quantities of the paper's code).
     pub last: (Tensor<2>, Tensor<2>),
 }
 
-/// Runs forward and backward over the micro-batches of one step; `precision` is that of the products of the
-/// trunk's maps, of attention and of the head.
-pub fn gradients(model: &Model, batches: &[MicroBatch], paper_output_scale: f64, precision: Precision) -> Gradients {
+/// Runs forward and backward over the micro-batches of one step; `precision` is that of the products of the trunk's maps, of
+/// attention and of the head. `whole`: tables that the mode hands out in factors are formed, so that G_in and G_out exist; else they
+/// are where that is cheaper.
+pub fn gradients(
+    model: &Model,
+    batches: &[MicroBatch],
+    paper_output_scale: f64,
+    precision: Precision,
+    whole: bool,
+) -> Gradients {
     let tokens: usize = batches.iter().map(|b| b.inputs.len()).sum();
-    let pair = model.interface.pair();
-    let device = pair.input_vd.device();
-    let [v, d] = pair.input_vd.dims();
+    let tables = model.interface.tables();
+    let device = tables.input.rows_vr.device();
+    let input = if whole { Table::whole(tables.input.formed()) } else { tables.input.for_lookup(tokens) };
+    let form = |table: &Table| if whole { Table::whole(table.formed()) } else { table.for_head(tokens) };
+    let head = Head::new(&tables, &model.logit_map, form);
     let mut nats = 0.0;
-    let mut input_vd: Option<Tensor<2>> = None;
-    let mut output_vd: Option<Tensor<2>> = None;
+    let mut input_sum: Option<TableGradient> = None;
+    let mut output_sum: Option<TableGradient> = None;
+    let mut bias_1v: Option<Tensor<2>> = None;
     let mut trunk: Vec<Tensor<2>> = Vec::new();
     let mut last = None;
     for batch in batches {
         let (b, t) = (batch.sequences(), batch.context);
         let ids = |ids: &[i32]| Tensor::<1, Int>::from_data(TensorData::new(ids.to_vec(), [ids.len()]), &device);
         let ids_n = ids(&batch.inputs);
-        let x0_btd = Tensor::from_inner(Model::lookup(&pair.input_vd, ids_n.clone().reshape([b, t]))).require_grad();
+        let x0_nd = input.lookup(ids_n.clone());
+        let [_, d] = x0_nd.dims();
+        let x0_btd = Tensor::from_inner(x0_nd.reshape([b, t, d])).require_grad();
         let tracked = model.trunk.tracked(precision);
         let h_btd = tracked.forward(x0_btd.clone());
         let state_nd = h_btd.clone().inner().reshape([b * t, d]);
         let scale = paper_output_scale / tokens as f64;
-        let head = cross_entropy_gradients(state_nd, &pair.output_vd, ids(&batch.targets), scale, precision);
-        nats += host(&head.nats_n).iter().sum::<f64>();
-        let mut tape = inject(h_btd, head.state_nd.reshape([b, t, d])).backward();
+        let found = head.gradients(state_nd, ids(&batch.targets), scale, precision);
+        nats += host(&found.nats_n).iter().sum::<f64>();
+        let mut tape = inject(h_btd, found.state_nd.reshape([b, t, d])).backward();
         let x0_nd = x0_btd.grad_remove(&mut tape).expect("x0 is a leaf").reshape([b * t, d]);
-        input_vd = Some(scatter_add(input_vd.take(), v, ids_n, &x0_nd));
+        input_sum = Some(input.lookup_gradient(input_sum.take(), ids_n, &x0_nd));
         let parts = tracked.parameters().into_iter();
         let parts = parts.map(|p| p.value.grad_remove(&mut tape).expect("every trunk parameter is used"));
         trunk = match trunk.is_empty() {
             true => parts.collect(),
             false => trunk.into_iter().zip(parts).map(|(sum, part)| sum + part).collect(),
         };
-        output_vd = Some(match output_vd.take() {
-            Some(sum_vd) => sum_vd + head.output_vd.clone(),
-            None => head.output_vd.clone(),
+        last = Some((x0_nd, found.table.rows_vr.clone()));
+        output_sum = Some(match output_sum.take() {
+            Some(sum) => sum.plus(found.table),
+            None => found.table,
         });
-        last = Some((x0_nd, head.output_vd));
+        bias_1v = match (bias_1v, found.bias_1v) {
+            (Some(sum_1v), Some(part_1v)) => Some(sum_1v + part_1v),
+            (sum, part) => sum.or(part),
+        };
     }
-    let (Some(input_vd), Some(output_vd), Some(last)) = (input_vd, output_vd, last) else {
+    let (Some(input_sum), Some(output_sum), Some(last)) = (input_sum, output_sum, last) else {
         unreachable!("a step has at least one micro-batch")
     };
-    Gradients { loss: nats / tokens as f64, input_vd, output_vd, trunk, last }
+    let formed = input.map_rd.is_none() && head.table.map_rd.is_none();
+    let whole = formed.then(|| WholeGradients {
+        input_vd: input_sum.rows_vr.clone(),
+        output_vd: output_sum.rows_vr.clone(),
+        last,
+    });
+    let handed_out = |table: &Table, used: &Table, gradient: TableGradient| match used.map_rd {
+        Some(_) => gradient,
+        None => table.gradient(gradient.rows_vr),
+    };
+    let tables = TablesGradient {
+        input: handed_out(&tables.input, &input, input_sum),
+        output: handed_out(&tables.output, &head.table, output_sum),
+        bias_1v,
+    };
+    Gradients { loss: nats / tokens as f64, tables, trunk, whole }
+}
+
+/// What a run remembers from step to step beside its model and the optimiser's moments.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// Of the interventions.
+    pub intervene: intervene::Memory,
+    /// The rotation of the symmetry loss, `[d, d]`.
+    pub rotation_dd: Option<Tensor<2>>,
 }
 
 /// What one update did.
@@ -97,6 +147,12 @@ pub struct Update {
     pub clip_factor: f64,
     /// Learning rate used for the trunk.
     pub lr: f64,
+    /// Learning rate used for the tables, before the factors of their roles.
+    pub table_lr: f64,
+    /// The table's factors.
+    pub factors: Factors,
+    /// Weighted sum of the auxiliary losses, and |dL/dE| and |dL/dU| of it with the provenance.
+    pub auxiliary: Option<(f64, Option<[f64; 2]>)>,
     /// The two sides, if asked for.
     pub provenance: Option<Provenance>,
     /// Parameters (or "loss") with values that are no finite numbers; then nothing was moved.
@@ -107,52 +163,76 @@ pub struct Update {
 pub fn update(
     model: &mut Model,
     optimiser: &mut AdamW,
+    memory: &mut Memory,
     gradients: Gradients,
     config: &RunConfig,
     step: u64,
     with_provenance: bool,
 ) -> Update {
-    let lr = config.optim.lr * crate::schedule::learning_rate(&config.schedule, step, config.train.steps);
-    let factors = config.intervene.factors();
-    let Gradients { loss, input_vd, output_vd, trunk, last } = gradients;
-    let sides = model.interface.pullback(input_vd.clone(), output_vd.clone());
+    let (schedule, steps) = (&config.schedule, config.train.steps);
+    let lr = config.optim.lr * learning_rate(schedule, step, steps);
+    let table_lr = config.optim.lr * table_learning_rate(schedule, config.optim.table_warmup_steps, step, steps);
+    let Gradients { loss, tables, trunk, whole } = gradients;
+    let needed = || whole.as_ref().expect("whole gradients, which provenance and rules that look at the sides need");
+    let factors = config.intervene.factors(step, &mut memory.intervene, || {
+        let RowProducts { aa, bb, ab } = row_products(&needed().input_vd, &needed().output_vd);
+        let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
+        Products { input, output, dot }
+    });
+    let extra = auxiliary(model, config, step, &mut memory.rotation_dd, with_provenance);
+    let sides = model.interface.pullback(tables);
     let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
     let mut provenance = with_provenance.then(|| {
+        let WholeGradients { input_vd, output_vd, last } = needed();
         let shared = model.interface.parameters().into_iter().zip(&sides);
         let shared = shared.filter(|(p, _)| p.role == Role::Shared).map(|(_, s)| s.clone()).collect::<Vec<_>>();
-        let shared = if model.interface.one_matrix() { Shared::Table } else { Shared::Parts(&shared) };
-        Provenance::measure(&input_vd, &output_vd, shared, last, factors)
+        // The sides of one whole table are G_in and G_out themselves.
+        let table =
+            model.interface.one_matrix() && shared.len() == 1 && model.interface.tables().input.map_rd.is_none();
+        let shared = if table { Shared::Table } else { Shared::Parts(&shared) };
+        Provenance::measure(input_vd, output_vd, shared, last.clone(), factors)
     });
-    drop((input_vd, output_vd));
+    drop(whole);
 
     let before_clip = config.intervene.position == Place::BeforeClip;
     let (now, later) = if before_clip { (factors, Factors::NONE) } else { (Factors::NONE, factors) };
     let scaled: Vec<Sides> = sides.into_iter().map(|s| scale(s, now)).collect();
+    let (auxiliary, extra) = match extra {
+        None => (None, vec![None; scaled.len()]),
+        Some(found) => {
+            let sides = model.interface.pullback(found.gradient).into_iter().map(Some).collect();
+            (Some((found.loss, found.norms)), sides)
+        }
+    };
     // After the clip the sides are still needed apart; before it, adding them first saves a pass. The input's part of what
     // is shared is needed at every step, if ever, for a moment remembers.
     let attributes = config.log.provenance_every > 0;
-    let (tables, apart): (Vec<Tensor<2>>, Vec<Sides>) = scaled
+    let (tables, apart): (Vec<Tensor<2>>, Vec<(Sides, Option<Sides>)>) = scaled
         .into_iter()
-        .map(|s| match later == Factors::NONE {
-            true => (Sides { input: s.input.clone().filter(|_| attributes), output: None }, s),
-            false => (s.clone(), s),
+        .zip(extra)
+        .map(|(sides, extra)| match later == Factors::NONE {
+            true => {
+                let all = sides.plus(extra);
+                let input = Sides { input: all.input.clone().filter(|_| attributes), output: None };
+                (all.sum(), (input, None))
+            }
+            false => (sides.clone().plus(extra.clone()).sum(), (sides, extra)),
         })
-        .map(|(kept, s)| (s.sum(), kept))
         .unzip();
     let squares = squares(tables.iter().chain(&trunk));
     let norm = squares.iter().sum::<f64>().sqrt();
     let clip_factor = config.optim.clip_factor(norm);
 
     let mut nonfinite: Vec<String> = Vec::new();
-    if !loss.is_finite() {
+    if !(loss + auxiliary.map_or(0.0, |(loss, _)| loss)).is_finite() {
         nonfinite.push("loss".into());
     }
     let paths = model.parameters().into_iter().map(|p| p.path);
     nonfinite
         .extend(paths.zip(&squares).filter(|(_, s)| !s.is_finite()).map(|(path, _)| format!("gradient of {path}")));
     if nonfinite.is_empty() {
-        let tables = tables.into_iter().zip(apart).zip(roles).map(|((sum, apart), role)| {
-            let apart = scale(apart, later);
+        let tables = tables.into_iter().zip(apart).zip(roles).map(|((sum, (sides, extra)), role)| {
+            let apart = scale(sides, later).plus(extra);
             let input = apart.input.clone().filter(|_| attributes && role == Role::Shared);
             (if later == Factors::NONE { sum } else { apart.sum() }, input)
         });
@@ -160,7 +240,8 @@ pub fn update(
         let mut moved = Moved::default();
         model.visit(&mut |parameter, role| {
             let (gradient, input) = gradients.next().expect("one gradient per parameter");
-            let (lr, decay) = (lr * config.optim.lr_scale(role), config.optim.decay(parameter, role));
+            let decay = config.optim.decay(parameter, role);
+            let lr = if is_table(role) { table_lr } else { lr } * config.optim.lr_scale(role);
             optimiser.update(parameter, gradient, clip_factor, lr, decay, step);
             if let Some(input) = input {
                 moved += optimiser.attribute(&parameter.path, &input, clip_factor, lr, step);
@@ -172,8 +253,9 @@ pub fn update(
         if let Some(provenance) = &mut provenance {
             provenance.moved = Some(moved);
         }
+        optimiser.carry(&model.interface.after_step(step));
     }
-    Update { norm, clip_factor, lr, provenance, nonfinite }
+    Update { norm, clip_factor, lr, table_lr, factors, auxiliary, provenance, nonfinite }
 }
 
 fn scale(sides: Sides, factors: Factors) -> Sides {

@@ -1,15 +1,13 @@
-use burn::tensor::Tensor;
+use super::{HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, TableParameter, Tables, TablesGradient};
 
-use super::{HeadConfig, HeadMode, Mode, ModeKind, Pair, Role, RoleAndShape, Sides, Start, TableParameter, table};
-
-pub(super) const MODE: Mode = Mode { parameters, describe, init };
+pub(super) const MODE: Mode = Mode { one_matrix: |_, _, _| true, ..Mode::new(parameters, describe, init) };
 
 fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
     vec![(Role::Shared, [v, d])]
 }
 
 fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
-    Box::new(Tied { table: table("table", start.input, start.shape, &start.at, Role::Shared) })
+    Box::new(Tied { table: start.parameter("table", start.input.clone(), start.shape, Role::Shared) })
 }
 
 fn describe(_: &HeadConfig, v: usize, d: usize) -> String {
@@ -22,25 +20,20 @@ fn describe(_: &HeadConfig, v: usize, d: usize) -> String {
 
 /// U = E, one parameter `table` that starts as E_0. Its gradient is G_in + G_out.
 pub struct Tied {
-    table: TableParameter,
+    pub(super) table: TableParameter,
 }
 
 impl HeadMode for Tied {
-    fn kind(&self) -> ModeKind {
-        ModeKind::Tied
-    }
-
     fn one_matrix(&self) -> bool {
         true
     }
 
-    fn pair(&self) -> Pair {
-        let table = &self.table.parameter.value;
-        Pair { input_vd: table.clone(), output_vd: table.clone() }
+    fn tables(&self) -> Tables {
+        Tables::whole(self.table.value(), self.table.value())
     }
 
-    fn pullback(&self, input_vd: Tensor<2>, output_vd: Tensor<2>) -> Vec<Sides> {
-        vec![Sides { input: Some(input_vd), output: Some(output_vd) }]
+    fn pullback(&self, gradient: TablesGradient) -> Vec<Sides> {
+        vec![Sides::both(gradient.input.rows_vr, gradient.output.rows_vr)]
     }
 
     fn parameters(&self) -> Vec<&TableParameter> {

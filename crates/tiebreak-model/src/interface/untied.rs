@@ -1,17 +1,15 @@
-use burn::tensor::Tensor;
+use super::{HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, TableParameter, Tables, TablesGradient};
 
-use super::{HeadConfig, HeadMode, Mode, ModeKind, Pair, Role, RoleAndShape, Sides, Start, TableParameter, table};
+pub(super) const MODE: Mode = Mode::new(parameters, describe, init);
 
-pub(super) const MODE: Mode = Mode { parameters, describe, init };
-
-fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
+pub(super) fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
     vec![(Role::Input, [v, d]), (Role::Output, [v, d])]
 }
 
 fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     Box::new(Untied {
-        input: table("input_table", start.input, start.shape, &start.at, Role::Input),
-        output: table("output_table", start.output, start.shape, &start.at, Role::Output),
+        input: start.parameter("input_table", start.input.clone(), start.shape, Role::Input),
+        output: start.parameter("output_table", start.output.clone(), start.shape, Role::Output),
     })
 }
 
@@ -25,21 +23,17 @@ fn describe(_: &HeadConfig, v: usize, d: usize) -> String {
 
 /// E = `input_table` from E_0, U = `output_table` from U_0.
 pub struct Untied {
-    input: TableParameter,
-    output: TableParameter,
+    pub(super) input: TableParameter,
+    pub(super) output: TableParameter,
 }
 
 impl HeadMode for Untied {
-    fn kind(&self) -> ModeKind {
-        ModeKind::Untied
+    fn tables(&self) -> Tables {
+        Tables::whole(self.input.value(), self.output.value())
     }
 
-    fn pair(&self) -> Pair {
-        Pair { input_vd: self.input.parameter.value.clone(), output_vd: self.output.parameter.value.clone() }
-    }
-
-    fn pullback(&self, input_vd: Tensor<2>, output_vd: Tensor<2>) -> Vec<Sides> {
-        vec![Sides { input: Some(input_vd), output: None }, Sides { input: None, output: Some(output_vd) }]
+    fn pullback(&self, gradient: TablesGradient) -> Vec<Sides> {
+        vec![Sides::input(gradient.input.rows_vr), Sides::output(gradient.output.rows_vr)]
     }
 
     fn parameters(&self) -> Vec<&TableParameter> {

@@ -41,6 +41,10 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Initial distribution of every matrix, tables included.
     pub init: Init,
+    /// Factor on the looked-up vectors, after `embed_norm` (sqrt(d) in Gemma and the first Transformer).
+    pub embed_scale: f64,
+    /// Whether looked-up vectors are divided by their root mean square (modded-nanogpt, nanochat); no gain.
+    pub embed_norm: bool,
 }
 
 impl Default for ModelConfig {
@@ -56,6 +60,8 @@ impl Default for ModelConfig {
             position: PositionKind::Rope,
             rope_theta: 10000.0,
             init: Init::Mitchell,
+            embed_scale: 1.0,
+            embed_norm: false,
         }
     }
 }
@@ -92,7 +98,9 @@ impl ModelConfig {
                  or set model.position = \"learned\""
             ));
         }
-        for (key, value) in [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta)] {
+        let positive =
+            [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta), ("embed_scale", self.embed_scale)];
+        for (key, value) in positive {
             if !(value.is_finite() && value > 0.0) {
                 return fail(format!("model.{key} = {value}: expected a positive number"));
             }
@@ -132,6 +140,9 @@ pub struct Cache {
 /// Everything between the looked-up rows and the head.
 #[derive(Clone, Debug)]
 pub struct Trunk {
+    embed_scale: f64,
+    /// The epsilon of the norm of looked-up vectors, if there is one.
+    embed_norm: Option<f64>,
     position: Position,
     blocks: Vec<Block>,
     norm_final: Norm,
@@ -150,11 +161,22 @@ impl Trunk {
                 mlp: Mlp::init(&draw, layer),
             })
             .collect();
-        Self { position: Position::init(&draw, context), blocks, norm_final: norm("norm_final".into()) }
+        Self {
+            embed_scale: config.embed_scale,
+            embed_norm: config.embed_norm.then_some(config.norm_eps),
+            position: Position::init(&draw, context),
+            blocks,
+            norm_final: norm("norm_final".into()),
+        }
     }
 
-    /// x0 `[b, t, d]` of positions `first..first + t` to what enters the first block.
+    /// x0 `[b, t, d]` of positions `first..first + t` to what enters the first block: norm, scale, learned positions.
     fn enter(&self, x_btd: Tensor<3>, first: usize) -> Tensor<3> {
+        let x_btd = match self.embed_norm {
+            Some(eps) => tiebreak_kernels::norm(tiebreak_kernels::NormKind::Rms, x_btd, eps, None, None),
+            None => x_btd,
+        };
+        let x_btd = if self.embed_scale == 1.0 { x_btd } else { x_btd.mul_scalar(self.embed_scale) };
         self.position.add_learned(x_btd, first)
     }
 

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde_json::Value;
-use tiebreak_kernels::{LogitHead, NormKind, lens_gradients, norm};
+use tiebreak_kernels::{LogitHead, LogitMap, NormKind, lens_gradients, norm};
 
 use super::*;
 
@@ -138,8 +138,11 @@ fn every_number_equals_numpy() {
         let (states, layers) = (list("states"), list("A").len());
         let head = LogitHead {
             output_vd: tensor(&case["U"]),
-            bias_1v: Some(tensor(&case["vocabulary_bias"])),
-            softcap: case["softcap"].as_f64(),
+            map: LogitMap {
+                bias_1v: Some(tensor(&case["vocabulary_bias"])),
+                softcap: case["softcap"].as_f64(),
+                z_loss: 0.0,
+            },
         };
         let (gain, bias) = (tensor(&case["gain"]), tensor(&case["bias"]));
         let v = head.output_vd.dims()[0];

@@ -10,14 +10,37 @@ use crate::device::DeviceKind;
 /// Version of the run's meaning: raised when the same configuration would give other numbers.
 pub const FORMAT: u32 = 1;
 
+/// Keys that came after format 1, beside those of `[head]` and `[aux]`.
+const LATER: [&str; 7] = [
+    "intervene.balance_target",
+    "intervene.learned",
+    "intervene.output_clip",
+    "model.embed_norm",
+    "model.embed_scale",
+    "optim.map_lr_scale",
+    "optim.table_warmup_steps",
+];
+
 /// Every resolved key that can change a number, dotted, with its value.
 ///
-/// Left out: the name, threads, paths (their content counts), logging, checkpoints, how often evaluation happens, and
-/// whether a lens follows the training and by which recipe: that adds numbers and changes none. What changes a lens's
-/// numbers counts where there is a lens, but not at its default.
+/// Left out: keys that came later while they have the default that keeps old behaviour, keys of other head modes, the name,
+/// threads, paths (their content counts), logging, checkpoints, how often evaluation happens, and whether a lens follows the
+/// training and by which recipe: that adds numbers and changes none. What changes a lens's numbers counts where there is a lens,
+/// but not at its default.
 pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
     let mut keys = BTreeMap::new();
     flatten("", serde_json::to_value(config).unwrap_or_default(), &mut keys);
+    let mut defaults = BTreeMap::new();
+    flatten("", serde_json::to_value(RunConfig::default()).unwrap_or_default(), &mut defaults);
+    keys.retain(|key, value| {
+        let changed = defaults.get(key) != Some(value);
+        match key.strip_prefix("head.") {
+            Some("mode") => true,
+            Some("logit_softcap" | "z_loss") => changed,
+            Some(own) => config.head.uses(own),
+            None => changed || !(LATER.contains(&key.as_str()) || key.starts_with("aux.")),
+        }
+    });
     let (lens, default) = (&config.lens, LensConfig::default());
     keys.retain(|key, _| match key.as_str() {
         "lens.train_tokens" => lens.after_training && lens.train_tokens != default.train_tokens,
@@ -87,7 +110,12 @@ mod tests {
             of(|c| c.log.tables_at.push(7)),
             of(|c| c.log.provenance_every = 2),
             of(|c| c.eval.tokens = 7),
-            of(|c| c.intervene.input_scale = 5.0),
+            of(|c| c.intervene.input_scale = 5.0.into()),
+            of(|c| c.intervene.balance_target = 1.0),
+            of(|c| c.model.embed_norm = true),
+            of(|c| c.optim.table_warmup_steps = 9),
+            of(|c| c.aux.reconstruction = 0.1),
+            of(|c| c.head.z_loss = 1e-4),
             of(|c| c.train.precision = crate::config::Precision::Bf16),
             of(|c| (c.lens.after_training, c.lens.eval_tokens) = (true, 7)),
             of(|c| (c.lens.after_training, c.lens.train_tokens) = (true, 7)),
@@ -103,9 +131,22 @@ mod tests {
             of(|c| c.lens.after_training = true),
             of(|c| c.lens.eval_tokens = 7),
             of(|c| c.data.corpus = "/elsewhere/the-same.txt".into()),
+            of(|c| c.head.rank = 9),
         ] {
             assert_eq!(base, same);
         }
+        // A mode's own keys count, at their defaults too.
+        let with = |width: usize| {
+            of(|c| {
+                c.head.mode = tiebreak_model::interface::ModeKind::Partial;
+                c.head.shared_width = width;
+            })
+        };
+        assert_ne!(with(64), with(32));
+        let mut partial = RunConfig::default();
+        partial.head.mode = tiebreak_model::interface::ModeKind::Partial;
+        assert!(numeric_keys(&partial).contains_key("head.shared_width"));
+        assert!(!numeric_keys(&partial).contains_key("head.rank"));
         let mut data = info();
         data.corpus_hash = "cc".into();
         assert_ne!(base, identity(&RunConfig::default(), &data, DeviceKind::Flex));

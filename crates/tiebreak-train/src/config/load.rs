@@ -89,10 +89,15 @@ pub fn insert(table: &mut Table, key: &str, value: Value) -> Result<(), Error> {
 
 /// Merges layers, later over earlier, and checks the result. Each layer has the folder its relative paths start from.
 pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loaded, Error> {
-    let known = match Value::try_from(RunConfig::default()) {
+    let mut known = match Value::try_from(RunConfig::default()) {
         Ok(Value::Table(table)) => flatten(&table),
         other => return Err(Error::Failed(format!("the default configuration does not serialise: {other:?}"))),
     };
+    for key in ["intervene.input_scale", "intervene.output_scale"] {
+        for part in ["kind", "start", "end", "until"] {
+            known.insert(format!("{key}.{part}"), Value::Boolean(true));
+        }
+    }
     let (mut merged, mut origins) = (Table::new(), BTreeMap::new());
     for (table, origin, folder) in layers {
         refuse_dotted(source, table)?;
@@ -102,6 +107,13 @@ pub fn resolve(source: &str, layers: &[(&Table, Origin, &Path)]) -> Result<Loade
                 continue;
             }
             absolute_paths(&key, &mut value, folder);
+            // A number in an earlier layer makes room for a table that replaces it.
+            if let Some((parent, _)) = key.rsplit_once('.')
+                && known.contains_key(parent)
+                && origins.remove(parent).is_some()
+            {
+                insert(&mut merged, parent, Value::Table(Table::new()))?;
+            }
             insert(&mut merged, &key, value)?;
             origins.insert(key, *origin);
         }
@@ -171,7 +183,8 @@ fn check_key(source: &str, key: &str, value: &Value, known: &BTreeMap<String, Va
     }
     let place = if section.is_empty() { "at the top level".into() } else { format!("in [{section}]") };
     // The same name in another section is the likeliest meaning, then the nearest spelling.
-    let elsewhere = known.keys().find(|k| k.rsplit_once('.').map_or(k.as_str(), |(_, n)| n) == name);
+    let same_name = known.keys().filter(|k| k.rsplit_once('.').map_or(k.as_str(), |(_, n)| n) == name);
+    let elsewhere = same_name.min_by_key(|k| k.matches('.').count());
     let hint = elsewhere.map(String::as_str).or_else(|| {
         let same_section = known.keys().filter(|k| k.rsplit_once('.').map_or("", |(s, _)| s) == section);
         nearest(key, same_section.map(String::as_str)).or_else(|| nearest(key, known.keys().map(String::as_str)))

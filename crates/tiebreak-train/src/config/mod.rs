@@ -7,14 +7,16 @@ pub use identity::{FORMAT, identity, numeric_keys, plain_name, run_folder_name};
 pub use load::{Loaded, Origin, flatten, folder_of, insert, load, parse_set, read_table, resolve};
 
 use serde::{Deserialize, Serialize};
-use tiebreak_data::{DataConfig, Error};
+use tiebreak_data::{DataConfig, Error, TokenizerSpec};
 use tiebreak_model::ModelConfig;
 use tiebreak_model::interface::{HeadConfig, Role};
 use tiebreak_probe::MOST_PERMUTATIONS;
 use tiebreak_probe::lens::Recipe;
 
+use crate::auxiliary::AuxConfig;
 use crate::device::DeviceSpec;
 use crate::intervene::InterveneConfig;
+use crate::intervene::schedule::whole_steps;
 
 macro_rules! section {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr,)* }) => {
@@ -50,6 +52,8 @@ section! {
         head: HeadConfig = HeadConfig::default(),
         /// What is done to the two sides' gradients.
         intervene: InterveneConfig = InterveneConfig::default(),
+        /// Losses beside the language model's.
+        aux: AuxConfig = AuxConfig::default(),
         /// AdamW and the clip.
         optim: OptimConfig = OptimConfig::default(),
         /// Learning rate over steps.
@@ -90,6 +94,10 @@ section! {
         input_lr_scale: f64 = 1.0,
         /// Further factor for role output; refused where the mode has none.
         output_lr_scale: f64 = 1.0,
+        /// Factor for role map; refused where the mode has none.
+        map_lr_scale: f64 = 1.0,
+        /// Updates in a warm-up of roles shared, input and output in place of the schedule's; 0: the schedule's.
+        table_warmup_steps: u64 = 0,
     }
 }
 
@@ -210,6 +218,12 @@ impl RunConfig {
     pub fn resolve(&mut self) -> Result<(), Error> {
         self.validate()?;
         self.model.resolve();
+        let steps = self.train.steps;
+        self.intervene.input_scale.resolve(steps);
+        self.intervene.output_scale.resolve(steps);
+        if self.head.uses("untie_at") {
+            self.head.untie_at = whole_steps(self.head.untie_at, steps);
+        }
         if self.train.micro_batch_size == 0 {
             self.train.micro_batch_size = self.train.batch_size;
         }
@@ -237,6 +251,7 @@ impl RunConfig {
         self.data.validate()?;
         self.model.validate().map_err(|e| Error::Input(e.0))?;
         self.intervene.validate()?;
+        self.aux.validate()?;
         let (o, s, t) = (&self.optim, &self.schedule, &self.train);
         let ranges = [
             ("optim.lr", o.lr, 0.0, 1e3),
@@ -248,6 +263,7 @@ impl RunConfig {
             ("optim.table_lr_scale", o.table_lr_scale, 0.0, 1e6),
             ("optim.input_lr_scale", o.input_lr_scale, 0.0, 1e6),
             ("optim.output_lr_scale", o.output_lr_scale, 0.0, 1e6),
+            ("optim.map_lr_scale", o.map_lr_scale, 0.0, 1e6),
             ("schedule.warmup_start_ratio", s.warmup_start_ratio, 0.0, 1.0),
             ("schedule.min_lr_ratio", s.min_lr_ratio, 0.0, 1.0),
         ];
@@ -256,17 +272,7 @@ impl RunConfig {
                 return fail(format!("{key} = {value}: expected a number from {low} to {high}"));
             }
         }
-        for (key, scale, role) in
-            [("input_lr_scale", o.input_lr_scale, Role::Input), ("output_lr_scale", o.output_lr_scale, Role::Output)]
-        {
-            if scale != 1.0 && !self.head.has_role(role) {
-                return fail(format!(
-                    "optim.{key} = {scale}, but head.mode = \"{}\" has no parameter of that side alone: remove the key, \
-                     use optim.table_lr_scale, or choose a mode such as \"untied\"",
-                    mode_name(self.head.mode)
-                ));
-            }
-        }
+        self.validate_head()?;
         let positive = [
             ("train.steps", t.steps, 1 << 40),
             ("train.batch_size", t.batch_size as u64, 1 << 24),
@@ -293,6 +299,13 @@ impl RunConfig {
                 ));
             }
         }
+        if o.table_warmup_steps > 1 << 40 {
+            return fail(format!(
+                "optim.table_warmup_steps = {}: expected at most {}",
+                o.table_warmup_steps,
+                1u64 << 40
+            ));
+        }
         if t.micro_batch_size > 0 && !t.batch_size.is_multiple_of(t.micro_batch_size) {
             return fail(format!(
                 "train.micro_batch_size = {} does not divide train.batch_size = {}",
@@ -309,6 +322,64 @@ impl RunConfig {
         }
         if self.probe.reference.iter().any(String::is_empty) {
             return fail("probe.reference holds an empty name: expected run folders, as `train` prints them".into());
+        }
+        Ok(())
+    }
+}
+
+impl RunConfig {
+    /// FLOPs per token of training this with V = `vocabulary`: [`ModelConfig::flops_per_token`].
+    pub fn flops_per_token(&self, vocabulary: usize) -> usize {
+        let context = self.data.context_length;
+        self.model.flops_per_token(&self.head, vocabulary, context, self.train.batch_size * context)
+    }
+
+    /// Refuses what the head mode cannot do, as far as that shows without the vocabulary of a tokenizer's file.
+    fn validate_head(&self) -> Result<(), Error> {
+        let vocabulary = match TokenizerSpec::parse(&self.data.tokenizer)? {
+            TokenizerSpec::File(_) => usize::MAX,
+            spec => spec.vocabulary()?,
+        };
+        self.validate_head_for(vocabulary)
+    }
+
+    /// Refuses what the head mode cannot do with V = `vocabulary`.
+    pub fn validate_head_for(&self, vocabulary: usize) -> Result<(), Error> {
+        let fail = |text: String| Err(Error::Input(text));
+        let (head, d) = (&self.head, self.model.d_model);
+        head.validate(vocabulary, d).map_err(|e| Error::Input(e.0))?;
+        let name = head.mode_name();
+        let scales = [
+            ("input_lr_scale", self.optim.input_lr_scale, Role::Input),
+            ("output_lr_scale", self.optim.output_lr_scale, Role::Output),
+            ("map_lr_scale", self.optim.map_lr_scale, Role::Map),
+        ];
+        for (key, scale, role) in scales {
+            if scale != 1.0 && !head.has_role(role, vocabulary, d) {
+                let (what, other) = match role {
+                    Role::Map => ("map between the sides", "projected"),
+                    _ => ("parameter of that side alone", "untied"),
+                };
+                return fail(format!(
+                    "optim.{key} = {scale}, but head.mode = \"{name}\" has no {what}: remove the key, use \
+                     optim.table_lr_scale, or choose a mode such as \"{other}\""
+                ));
+            }
+        }
+        if let Some(rule) = self.intervene.rules().first()
+            && !head.has_role(Role::Shared, vocabulary, d)
+        {
+            return fail(format!(
+                "intervene.{rule} weighs the two sides against each other, but head.mode = \"{name}\" has no parameter that both \
+                 reach, and AdamW undoes the scale of a whole gradient: remove the key, or choose a mode such as \"tied\""
+            ));
+        }
+        if self.aux.symmetry > 0.0 && head.one_matrix(vocabulary, d) {
+            return fail(format!(
+                "aux.symmetry = {}: with head.mode = \"{name}\" E and U are one matrix, whose distance from itself is 0: remove the \
+                 key, or choose a mode such as \"untied\"",
+                self.aux.symmetry
+            ));
         }
         Ok(())
     }

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 use tiebreak_kernels::{AdamWStep, Moved, adamw, attribute, update_square};
 use tiebreak_model::Parameter;
+use tiebreak_model::interface::Successor;
 
 /// First and second moment of one parameter, of its shape.
 #[derive(Clone, Debug)]
@@ -39,6 +40,20 @@ impl AdamW {
     /// Replaces all moments, as a checkpoint has them.
     pub fn restore(&mut self, state: BTreeMap<String, Moments>) {
         self.state = state;
+    }
+
+    /// Copies moments to parameters that were made out of others, and drops those of the others.
+    ///
+    /// What came from which side goes: a successor belongs to one side.
+    pub fn carry(&mut self, successors: &[Successor]) {
+        for Successor { from, to } in successors {
+            if let Some(moments) = self.state.get(*from) {
+                self.state.insert((*to).into(), Moments { input: None, ..moments.clone() });
+            }
+        }
+        for Successor { from, .. } in successors {
+            self.state.remove(*from);
+        }
     }
 
     /// Moves one parameter by `factor` times its gradient, in the update that completes `step` (1-based).

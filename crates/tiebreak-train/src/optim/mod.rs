@@ -9,11 +9,17 @@ use tiebreak_model::interface::Role;
 
 use crate::config::OptimConfig;
 
+/// Whether a role is that of a table; a map is none.
+pub fn is_table(role: Option<Role>) -> bool {
+    matches!(role, Some(Role::Shared | Role::Input | Role::Output))
+}
+
 impl OptimConfig {
     /// Factor on the learning rate of a parameter by its role; trunk parameters have none.
     pub fn lr_scale(&self, role: Option<Role>) -> f64 {
         match role {
-            None | Some(Role::Map) => 1.0,
+            None => 1.0,
+            Some(Role::Map) => self.map_lr_scale,
             Some(Role::Shared) => self.table_lr_scale,
             Some(Role::Input) => self.table_lr_scale * self.input_lr_scale,
             Some(Role::Output) => self.table_lr_scale * self.output_lr_scale,
@@ -22,8 +28,7 @@ impl OptimConfig {
 
     /// Weight decay of a parameter.
     pub fn decay(&self, parameter: &Parameter, role: Option<Role>) -> f64 {
-        let table = matches!(role, Some(Role::Shared | Role::Input | Role::Output));
-        if parameter.decays && (self.decay_embeddings || !table) { self.weight_decay } else { 0.0 }
+        if parameter.decays && (self.decay_embeddings || !is_table(role)) { self.weight_decay } else { 0.0 }
     }
 
     /// Clip factor for a global norm: min(1, clip / (norm + 1e-6)), as PyTorch's `clip_grad_norm_`; 1 when off.

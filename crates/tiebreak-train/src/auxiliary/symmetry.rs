@@ -1,0 +1,35 @@
+//! E and U are to be one another's rotations: weight / V |E R - U|^2, R the best rotation (reflections included) at its last refresh.
+//!
+//! R maximises <E R, U> (Schönemann 1966): the orthogonal polar factor of E^T U. Between refreshes it is held; at a refresh the
+//! gradient with R held is that of the minimum over R. Cost: the formed tables, four products v d d a step, one more at a refresh.
+
+use burn::tensor::{DType, Tensor};
+use tiebreak_kernels::{Transposed, packed, product, squares};
+use tiebreak_model::interface::{TableGradient, Tables};
+use tiebreak_model::orthogonal;
+
+use super::Part;
+
+/// R `[d, d]` for these tables.
+pub(super) fn rotation(tables: &Tables) -> Tensor<2> {
+    let cross_dd = product(&tables.input.formed(), &tables.output.formed(), Transposed::First);
+    // Of independent tables the cross product is nearly singular, more than single precision can invert.
+    let dtype = cross_dd.dtype();
+    orthogonal::rotation(&cross_dd.cast(DType::F64)).cast(dtype)
+}
+
+/// The weighted loss with R held.
+pub(super) fn part(tables: &Tables, rotation_dd: &Tensor<2>, weight: f64) -> Part {
+    let (input_vd, output_vd) = (tables.input.formed(), tables.output.formed());
+    let [v, _] = input_vd.dims();
+    let apart_vd = packed(product(&input_vd, rotation_dd, Transposed::Neither) - output_vd);
+    let loss = weight / v as f64 * squares([&apart_vd].into_iter())[0];
+    let half_vd = apart_vd.mul_scalar(2.0 * weight / v as f64);
+    let gradient = |rows_vr| TableGradient { rows_vr, map_rd: None };
+    Part {
+        loss,
+        input: gradient(product(&half_vd, rotation_dd, Transposed::Second)),
+        output: gradient(half_vd.neg()),
+        bias_1v: None,
+    }
+}
