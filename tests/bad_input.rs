@@ -634,6 +634,9 @@ fn looking_into_a_run() {
         (&["--text", "a", "--view", "kll"], &["kll", "--view"]),
         (&["--text", "a", "--svg", "none/x.svg"], &["none/x.svg", "no such folder"]),
         (&["--text", "a", "--png", "out"], &["out", "folder"]),
+        (&["--text", "a", "--svg", "x", "--png", "out/../x"], &["--svg and --png", "/x"]),
+        #[cfg(target_os = "linux")]
+        (&["--text", "a", "--svg", "/proc/x.svg"], &["/proc/x.svg: cannot be written"]),
         (&[&bytes, "--text", "a"], &["different tokenizers", "bpe:300", "bytes"]),
         (&[&bytes, &run, "--text", "a"], &["no more were expected"]),
         (&[], &["--text"]),

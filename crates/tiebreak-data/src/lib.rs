@@ -28,7 +28,7 @@ pub use config::{DataConfig, TokenizerSpec};
 pub use corpus::{CorpusEntry, corpora};
 pub use documents::Document;
 pub use fetch::{FORCED_FALLBACK, FetchReport, FetchedPackage, fetch};
-pub use files::{Lock, cache_dir, write_atomic};
+pub use files::{Lock, cache_dir, check_writable, write_atomic};
 pub use frequency::{frequencies, frequency_groups, loss_deciles, seen_deciles};
 pub use hash::sha256_hex;
 pub use inspect::{Coverage, InspectReport, PathReport, ShardReport, inspect, inspect_path};

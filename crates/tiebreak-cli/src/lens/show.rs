@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use burn::tensor::{Int, Tensor, TensorData};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tiebreak_data::{Tokenizer, frequencies, write_atomic};
+use tiebreak_data::{Tokenizer, check_writable, frequencies, write_atomic};
 use tiebreak_model::interface::ModeKind;
 use tiebreak_probe::ProbedModel;
 use tiebreak_probe::lens::{Reading, Recipe, TunedLens, logit_lens, points};
@@ -128,6 +128,7 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
     if args.width.is_some_and(|width| width < NARROWEST) {
         return Err(Error::Input(format!("--width {}: expected at least {NARROWEST}", args.width.unwrap_or(0))));
     }
+    let mut targets = Vec::new();
     for file in args.svg.iter().chain(&args.png) {
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
         if parent.is_some_and(|parent| !parent.is_dir()) || file.is_dir() {
@@ -136,6 +137,12 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
                 file.display()
             )));
         }
+        targets.push(check_writable(file)?);
+    }
+    if let [svg, png] = &targets[..]
+        && svg == png
+    {
+        return Err(Error::Input(format!("--svg and --png both name {}: give each a file of its own", svg.display())));
     }
     let models = args.runs.iter().map(|run| TrainedModel::load(run, args.step)).collect::<Result<Vec<_>, _>>()?;
     if let [a, b] = &models[..]
