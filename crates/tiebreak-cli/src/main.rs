@@ -248,6 +248,8 @@ fn main() -> ExitCode {
         .without_time()
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(LogWriter::default)
+        // It would tell of them with eprintln!, which panics where stderr is what failed.
+        .log_internal_errors(false)
         .init();
     match run(cli.command) {
         Ok(End::Done) => ExitCode::SUCCESS,
