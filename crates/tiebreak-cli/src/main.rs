@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 use clap::{Args, Parser, Subcommand};
 use lens::LensCommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use terminal::whole;
 use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
@@ -65,7 +66,7 @@ enum Command {
         #[command(flatten)]
         out: Out,
         /// Cells at a time [default: what suits the cores].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
         jobs: Option<usize>,
         /// Print the cells and write nothing.
         #[arg(long)]
@@ -108,16 +109,16 @@ enum Command {
         #[arg(long, default_value = "default")]
         pairs: PairsArg,
         /// Step of the tables [default: the last kept one of each run].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<u64>)]
         step: Option<u64>,
         /// Which rows: ids that occur in the training split, or all.
         #[arg(long, default_value = "seen")]
         rows: RowsArg,
         /// Random pairings behind each null.
-        #[arg(long, default_value_t = 20)]
+        #[arg(long, default_value_t = 20, allow_negative_numbers = true, value_parser = whole::<usize>)]
         permutations: usize,
         /// Seed of the random pairings and folds.
-        #[arg(long, default_value_t = 0)]
+        #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u64>)]
         probe_seed: u64,
         #[command(flatten)]
         json: Json,
