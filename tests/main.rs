@@ -12,4 +12,5 @@ mod reproduce;
 mod resume;
 mod sweep;
 mod tensorboard;
+mod trust;
 mod while_training;

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use tiebreak_probe::lens::Recipe;
-use tiebreak_train::lens::{LensJob, LensReport, other_corpus, train_lens};
+use tiebreak_train::lens::{LensJob, LensReport, measure_lens, other_corpus, save_lens};
 use tiebreak_train::{Error, TrainedModel};
 
 use crate::Json;
+use crate::terminal::whole;
 
 #[derive(Subcommand)]
 pub enum LensCommand {
@@ -23,7 +24,7 @@ pub enum LensCommand {
         /// A run's folder.
         run: PathBuf,
         /// Completed steps of the checkpoint to read [default: the last one kept].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<u64>)]
         step: Option<u64>,
         /// Another corpus, in the tokens of the run's tokenizer [default: the run's].
         #[arg(long)]
@@ -32,10 +33,10 @@ pub enum LensCommand {
         #[arg(long)]
         recipe: Option<RecipeName>,
         /// Training tokens, 0: until the stopping rule [default: lens.train_tokens of the run].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
         train_tokens: Option<usize>,
         /// Held-out tokens at most, 0: all [default: lens.eval_tokens of the run].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
         eval_tokens: Option<usize>,
         #[command(flatten)]
         json: Json,
@@ -62,13 +63,16 @@ pub struct Choice {
     pub eval_tokens: Option<usize>,
 }
 
+/// Prints what was read.
+pub type Tell<'a> = dyn Fn(&LensReport) -> Result<(), Error> + Sync + 'a;
+
 /// Trains and reads a lens, on all cores.
-pub fn train(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
+pub fn train(run: &Path, choice: &Choice, tell: &Tell) -> Result<(), Error> {
     // Among the pool's threads: from outside, every parallel loop would wait for one of them to wake.
-    rayon::scope(|_| train_here(run, choice))
+    rayon::scope(|_| train_here(run, choice, tell))
 }
 
-fn train_here(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
+fn train_here(run: &Path, choice: &Choice, tell: &Tell) -> Result<(), Error> {
     let model = TrainedModel::load(run, choice.step)?;
     let mut config = model.config.clone();
     if let Some(recipe) = choice.recipe {
@@ -77,8 +81,14 @@ fn train_here(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
             RecipeName::Paper => Recipe::Paper,
         };
     }
-    config.lens.train_tokens = choice.train_tokens.unwrap_or(config.lens.train_tokens);
-    config.lens.eval_tokens = choice.eval_tokens.unwrap_or(config.lens.eval_tokens);
+    if let Some(tokens) = choice.train_tokens {
+        config.lens.train_tokens = tokens;
+        config.resolve().map_err(|e| e.at("--train-tokens"))?;
+    }
+    if let Some(tokens) = choice.eval_tokens {
+        config.lens.eval_tokens = tokens;
+        config.resolve().map_err(|e| e.at("--eval-tokens"))?;
+    }
     config.resolve()?;
     let other = choice.corpus.as_deref().map(|corpus| other_corpus(&model, corpus)).transpose()?;
     let job = LensJob {
@@ -90,5 +100,10 @@ fn train_here(run: &Path, choice: &Choice) -> Result<LensReport, Error> {
         config: &config.lens,
         go_on: &|| true,
     };
-    train_lens(&job)?.ok_or_else(|| Error::Failed("the lens was interrupted".into()))
+    let measured = measure_lens(&job)?;
+    let (lens, report) = measured.ok_or_else(|| Error::Failed("the lens was interrupted".into()))?;
+    // Neither a folder that cannot be written to nor a reader that is gone loses the result.
+    let told = tell(&report);
+    save_lens(&job, &lens, &report)?;
+    told
 }

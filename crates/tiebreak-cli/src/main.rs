@@ -321,8 +321,7 @@ fn run(command: Command) -> Result<End, Error> {
         }
         Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
             let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
-            let report = lens::train(&run, &choice)?;
-            print_either(json.json, &report, || report.to_text())?;
+            lens::train(&run, &choice, &|report| print_either(json.json, report, || report.to_text()))?;
         }
         Command::Devices => print(&inspect::devices())?,
     }

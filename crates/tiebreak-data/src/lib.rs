@@ -33,7 +33,9 @@ pub use frequency::{frequencies, frequency_groups, loss_deciles, seen_deciles};
 pub use hash::sha256_hex;
 pub use inspect::{Coverage, InspectReport, PathReport, ShardReport, inspect, inspect_path};
 pub use nearest::{did_you_mean, nearest};
-pub use prepare::{DataInfo, Prepared, SplitInfo, check_context, prepare, prepared_if_cached};
+pub use prepare::{
+    DataInfo, Prepared, SplitInfo, cached_training_split, check_context, corpus_hash_now, prepare, prepared_if_cached,
+};
 pub use rng::Stream;
 pub use sampler::{Sampler, evaluation_windows, window_count};
 pub use shard::{Shard, ShardWriter};
