@@ -120,7 +120,7 @@ fn a_run_is_read_without_its_text_and_never_with_another() {
     // Another tokenizer, and none, as in runs of earlier versions.
     let kept = run.0.join("tokenizer.json");
     let json = std::fs::read_to_string(&kept).unwrap();
-    std::fs::write(&kept, json.replacen("\"version\": \"1.0\"", "\"version\":  \"1.0\"", 1)).unwrap();
+    std::fs::write(&kept, json.replacen("\"version\":", "\"version\": ", 1)).unwrap();
     refused(&place, &generate, &["tokenizer.json", "not the tokenizer that the run was trained with"]);
     std::fs::remove_file(&kept).unwrap();
     refused(&place, &generate, &[&folder, "text that the run was trained on is needed", "text.jsonl"]);

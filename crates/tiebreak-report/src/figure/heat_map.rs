@@ -113,7 +113,7 @@ impl<'a> Sheet<'a> {
         let whole = if beside { both } else { width }.max(NARROWEST);
         let texts = maps.iter().flat_map(HeatMap::texts);
         let named = texts.chain(key.caption.iter().map(String::as_str)).any(|text| text.chars().any(is_missing));
-        let named = named.then_some("U+ and a number stand for a character that the figure's font lacks.");
+        let named = named.then_some("U+ and a number stand for a character that is not in the font.");
         let caption = key.caption.iter().map(String::as_str).chain(named);
         let caption = caption.flat_map(|text| lines(text, whole / LETTER)).collect();
         Self { maps, key, width, beside, whole, caption }
@@ -359,7 +359,8 @@ mod tests {
     fn characters_without_a_glyph_are_named() {
         assert_eq!(drawable("ab\u{d55c}"), "abU+D55C");
         assert_eq!(drawable("the\u{2026}"), "the\u{2026}");
-        let said = |map: HeatMap| heat_maps(&[map], &key()).unwrap().svg.contains("that the figure's font lacks");
+        let said =
+            |map: HeatMap| heat_maps(&[map], &key()).unwrap().svg.contains("a character that is not in the font");
         assert!(said(HeatMap { heads: vec!["\u{d55c}".into()], ..map(1, 1) }));
         assert!(!said(HeatMap { heads: vec!["\u{2423}a".into()], ..map(1, 1) }));
     }
