@@ -608,6 +608,9 @@ fn probed_tables() {
     let few = train("few", &narrow_text).0;
     let no_tables = train("no-tables", &[]);
     std::fs::remove_dir_all(no_tables.0.join("tables")).unwrap();
+    let no_first = train("no-first", &[]).0;
+    std::fs::remove_file(no_first.join("tables/step-0.safetensors")).unwrap();
+    let no_first = no_first.to_str().unwrap().to_owned();
     let (nan, zero, cut) = (train("nan", &[]), train("zero", &[]), train("cut", &[]));
     overwrite(&table(&nan), |data| data.chunks_exact_mut(4).for_each(|x| x.copy_from_slice(&f32::NAN.to_le_bytes())));
     overwrite(&table(&zero), |data| data.fill(0));
@@ -634,11 +637,17 @@ fn probed_tables() {
         (&[&nan], &["row", "holds NaN", "expected finite numbers"]),
         (&[&zero], &["row", "all zeros"]),
         (&[&nan, &untied_path, "--only", "knn"], &[":tied", "row", "holds NaN"]),
-        (&[&cut], &["step-3.safetensors", "not a whole safetensors file"]),
+        (&[&cut], &["step-3.safetensors", "not a whole safetensors file", "--step 0 reads the other step"]),
         (&[&foreign], &["step-3.safetensors", "input is 300 x 32", "300 x 16", "another model"]),
         (&[&torn], &["env.json", "not a run's record"]),
         (&[&tied_path, "--only", "alignmnet"], &["--only alignmnet", "did you mean \"alignment\"", "norm_frequency"]),
         (&[&tied_path, "--permutations", "100000"], &["permutations = 100000", "at most 10000"]),
+        (&[&tied_path, "--permutations", "-1"], &["-1", "--permutations", "whole number from 0"]),
+        (
+            &[&no_first],
+            &["step-0.safetensors", "no tables of step 0 were kept", "learned and evolution", "--only alignment,"],
+        ),
+        (&[&no_first, "--step", "1"], &["there are those of step 3 ("]),
         (&[&tied_path, "--pairs", "some"], &["--pairs", "some", "all"]),
         (&[], &["RUN"]),
     ];
@@ -671,6 +680,7 @@ fn looking_into_a_run() {
     let bytes =
         place.tiebreak(&["train", "bytes.toml", "--out", "bytes"]).expect(0).folder(&place).0.display().to_string();
     place.write("empty.jsonl", "");
+    place.write("array.jsonl", "[\"a\"]\n");
     place.write("broken.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
     place.write("other.jsonl", "{\"prompt\": \"a\", \"seed\": 1}\n");
     place.write("latin.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"caf\xe9\"}\n");
@@ -678,6 +688,12 @@ fn looking_into_a_run() {
         (&["--prompt", "a", "--temperature", "0"], &["--temperature 0", "above 0", "--greedy"]),
         (&["--prompt", "a", "--temperature", "-1"], &["--temperature -1", "above 0"]),
         (&["--prompt", "a", "--temperature", "nan"], &["--temperature NaN", "above 0"]),
+        (&["--prompt", "a", "--temperature", "inf"], &["--temperature inf", "finite number"]),
+        (&["--prompt", "a", "--seed", "-1"], &["-1", "--seed", "whole number from 0"]),
+        (&["--prompt", "a", "--max-new-tokens", "-1"], &["-1", "--max-new-tokens", "whole number from 0"]),
+        (&["--prompt", "a", "--step", "-1"], &["-1", "--step", "whole number from 0"]),
+        (&["--prompts", "array.jsonl"], &["array.jsonl:1: an array", "{\"prompt\": TEXT}"]),
+        (&["--prompts", "-"], &["-: empty", "{\"prompt\": TEXT}"]),
         (&["--prompt", "a", "--top-p", "0"], &["--top-p 0", "at most 1"]),
         (&["--prompt", "a", "--top-p", "1.01"], &["--top-p 1.01", "at most 1"]),
         (&["--prompt", "a", "--top-p", "-0.5"], &["--top-p -0.5", "at most 1"]),
@@ -707,6 +723,9 @@ fn looking_into_a_run() {
         (&["--text", "a", "--view", "kll"], &["kll", "--view"]),
         (&["--text", "a", "--svg", "none/x.svg"], &["none/x.svg", "no such folder"]),
         (&["--text", "a", "--png", "out"], &["out", "folder"]),
+        (&["--text", "a", "--svg", "x", "--png", "out/../x"], &["--svg and --png", "/x"]),
+        #[cfg(target_os = "linux")]
+        (&["--text", "a", "--svg", "/proc/x.svg"], &["/proc/x.svg: cannot be written"]),
         (&[&bytes, "--text", "a"], &["different tokenizers", "bpe:300", "bytes"]),
         (&[&bytes, &run, "--text", "a"], &["no more were expected"]),
         (&[], &["--text"]),
@@ -724,15 +743,5 @@ fn looking_into_a_run() {
             failures.push(format!("{args:?}: {wrong}; stderr:\n{}", said.stderr));
         }
     }
-    // Other text trains another tokenizer, whose ids stand for something else.
-    place.write("text.jsonl", std::fs::read_to_string(place.path("text.jsonl")).unwrap().replace("river", "winter"));
-    check(&place, "tokenizer", &["generate", &run, "--prompt", "a"], &["another tokenizer", "bpe:300"], &mut failures);
-    check(
-        &place,
-        "tokenizer",
-        &["lens", "show", &run, "--text", "a"],
-        &["another tokenizer", "bpe:300"],
-        &mut failures,
-    );
     report(failures);
 }

@@ -14,4 +14,5 @@ mod reproduce;
 mod resume;
 mod sweep;
 mod tensorboard;
+mod trust;
 mod while_training;

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 use tiebreak_model::interface::{HeadConfig, ModeKind};
-use tiebreak_model::{Model, Placement};
 
 use crate::harness::{Place, RunDir, Said, assert_same};
 use crate::resume::{interrupted, resume};
@@ -46,12 +45,8 @@ fn every_head_mode_in_every_command() {
 /// What is loaded from the last checkpoint, without a look at the data, is the pair that was kept at that step.
 fn is_loaded_as_it_was_kept(run: &RunDir) {
     let device = burn::tensor::Device::flex();
-    let config = tiebreak_train::config::load(&run.0.join("config.toml"), &[]).unwrap().config;
-    let (context, at) = (config.data.context_length, Placement::f32(&device));
-    let mut model = Model::init(&config.model, &config.head, 257, context, config.seed, &at);
-    let last = *run.checkpoints().last().unwrap();
-    let folder = run.0.join(format!("checkpoints/step-{last}"));
-    tiebreak_train::checkpoint::load_model(&folder, &mut model, &device).unwrap();
+    let tiebreak_train::TrainedModel { model, step: last, .. } =
+        tiebreak_train::TrainedModel::look(&run.0, None).unwrap();
     let kept = run.0.join(format!("tables/step-{last}.safetensors"));
     let kept = tiebreak_train::tensors::read(&kept, &device).unwrap();
     let (pair, host) = (model.interface.pair(), tiebreak_train::step::host::<2>);

@@ -64,9 +64,12 @@ fn pairs_of_a_sweep() {
     for pair in report["pairs"].as_array().unwrap() {
         assert_eq!(pair["tokens"].as_u64(), Some(tokens));
         for metric in ["identity", "procrustes", "linear", "linear_heldout", "cca", "knn10", "cka", "norm_spearman"] {
-            for key in ["value", "null", "null_sd", "null_freq", "null_freq_sd", "analytic_null"] {
+            for key in ["value", "null", "null_sd", "null_freq", "null_freq_sd"] {
                 assert!((-1.0..=1.0).contains(&value(pair, metric, key)), "{metric} {key}: {pair}");
             }
+            // Of two metrics a limit for many rows, which has to be told from a value.
+            let too_few = ["procrustes", "cca"].contains(&metric) && tokens < 8 * 16;
+            assert_eq!(pair["metrics"][metric]["analytic_null"].is_null(), too_few, "{metric}: {tokens} rows");
         }
         assert!(pair["learned"]["metrics"]["procrustes"]["null_freq"].is_f64(), "{pair}");
         assert!(pair["learned"]["tokens"].as_u64().unwrap() <= tokens);

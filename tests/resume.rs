@@ -388,7 +388,7 @@ fn leftovers_of_a_kill() {
         ("folder", &[][..]),
         ("lock", &["lock"]),
         ("half-a-configuration", &["lock", ".tmp-Ab12"]),
-        ("no-status", &["lock", "config.toml", "env.json", ".tmp-Ab12"]),
+        ("no-status", &["lock", "config.toml", "env.json", "tokenizer.json", ".tmp-Ab12"]),
     ] {
         std::fs::create_dir_all(place.path(case).join(name)).unwrap();
         for file in files {

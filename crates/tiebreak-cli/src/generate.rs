@@ -1,19 +1,19 @@
 //! `tiebreak generate`.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anstyle::Style;
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tiebreak_data::{TextStream, Tokenizer, frequencies};
+use tiebreak_data::{TextStream, Tokenizer};
 use tiebreak_model::generation::{Continuation, Decoder, Finish, Policy, Sampler, window_start};
 use tiebreak_model::rng::Stream;
 use tiebreak_train::{Error, TrainedModel};
 
-use crate::terminal::{ColourChoice, harmless, styled};
+use crate::terminal::{ColourChoice, harmless, styled, whole};
 
 /// What to continue, and how.
 #[derive(Args)]
@@ -29,11 +29,11 @@ pub struct GenerateArgs {
         conflicts_with = "prompts"
     )]
     prompt: Option<OsString>,
-    /// File with one JSON object {"prompt": TEXT} per line; prints one JSON line for each.
+    /// File with one JSON object {"prompt": TEXT} per line, - for stdin; prints one JSON line for each.
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
     /// Most tokens to add; the end of the text may come before.
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true, value_parser = whole::<usize>)]
     max_new_tokens: usize,
     /// Always the most probable token (of equal ones the lowest id), instead of chance.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
@@ -42,16 +42,16 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Only among the K most probable tokens.
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = whole::<usize>)]
     top_k: Option<usize>,
     /// Of these, only the smallest set that holds at least P of their probability.
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Seed of the random choices; prompt number i of a file has a stream of its own.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u64>)]
     seed: u64,
     /// Checkpoint to use [default: the last].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u64>)]
     step: Option<u64>,
     /// Colours on stdout.
     #[arg(long, default_value = "auto")]
@@ -99,14 +99,13 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Error> {
         (Some(file), _) => read_prompts(file)?,
         (None, prompt) => vec![utf8("--prompt", prompt.as_deref().unwrap_or_default())?.to_owned()],
     };
-    let model = TrainedModel::load(&args.run, args.step)?;
+    let model = TrainedModel::look(&args.run, args.step)?;
     let data = &model.data;
     let mut decoder = model.decoder();
     let context = decoder.context();
-    let counts = frequencies(&data.train);
     let prompts = texts.into_iter().enumerate().map(|(number, text)| {
         let place = args.prompts.as_ref().map_or("--prompt".into(), |f| format!("{}:{}", f.display(), number + 1));
-        Prompt::new(text, &data.tokenizer, &counts, context).map_err(|e| e.at(place))
+        Prompt::new(text, &data.tokenizer, data.counts.as_deref(), context).map_err(|e| e.at(place))
     });
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
 
@@ -123,7 +122,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), Error> {
         screen.show(&prompt.text, Style::new().bold())?;
         let started = Instant::now();
         let run = || continue_prompt(prompt, &mut decoder, sampler, args.max_new_tokens, &data.tokenizer, &mut screen);
-        let generated = run()?;
+        let generated = run()?.ok_or_else(|| model.folder.no_numbers(model.step, "logits"))?;
         time += started.elapsed();
         tokens += generated.ids.len();
         ended += usize::from(generated.finish == Finish::EndOfText);
@@ -156,7 +155,7 @@ impl GenerateArgs {
         let refuse = |text: String| Err(Error::Input(text));
         if !(temperature > 0.0 && temperature.is_finite()) {
             return refuse(format!(
-                "--temperature {temperature}: expected a number above 0; --greedy always takes the most probable token"
+                "--temperature {temperature}: expected a finite number above 0; --greedy always takes the most probable token"
             ));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
@@ -182,16 +181,27 @@ pub fn utf8<'a>(name: &str, text: &'a OsStr) -> Result<&'a str, Error> {
 
 fn read_prompts(file: &Path) -> Result<Vec<String>, Error> {
     let name = file.display();
-    let bytes = std::fs::read(file).map_err(|e| Error::Input(format!("{name}: cannot be read: {e}")))?;
+    let mut bytes = Vec::new();
+    let read = match file == Path::new("-") {
+        true => std::io::stdin().lock().read_to_end(&mut bytes),
+        false => std::fs::File::open(file).and_then(|mut file| file.read_to_end(&mut bytes)),
+    };
+    read.map_err(|e| Error::Input(format!("{name}: cannot be read: {e}")))?;
     let text = String::from_utf8(bytes).map_err(|e| {
         let line = 1 + e.as_bytes()[..e.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
         Error::Input(format!("{name}:{line}: no UTF-8"))
     })?;
     let line = |(number, line): (usize, &str)| {
+        let refuse = |what: &dyn std::fmt::Display| {
+            let place = number + 1;
+            Error::Input(format!("{name}:{place}: {what}; expected one JSON object {{\"prompt\": TEXT}} per line"))
+        };
+        // An array of one text would pass for the object's fields in order.
+        if line.trim_start().starts_with('[') {
+            return Err(refuse(&"an array"));
+        }
         let parsed: Result<Line, _> = serde_json::from_str(line);
-        parsed.map(|line| line.prompt).map_err(|e| {
-            Error::Input(format!("{name}:{}: {e}; expected one JSON object {{\"prompt\": TEXT}} per line", number + 1))
-        })
+        parsed.map(|line| line.prompt).map_err(|e| refuse(&e))
     };
     let prompts = text.lines().enumerate().map(line).collect::<Result<Vec<_>, _>>()?;
     if prompts.is_empty() {
@@ -201,7 +211,7 @@ fn read_prompts(file: &Path) -> Result<Vec<String>, Error> {
 }
 
 impl Prompt {
-    fn new(text: String, tokenizer: &Tokenizer, counts: &[u64], context: usize) -> Result<Self, Error> {
+    fn new(text: String, tokenizer: &Tokenizer, counts: Option<&[u64]>, context: usize) -> Result<Self, Error> {
         let mut ids = tokenizer.try_encode(&text)?;
         let mut notes = Vec::new();
         if let Some(note) = unexpressed(&text, &ids, tokenizer) {
@@ -233,8 +243,9 @@ pub fn unexpressed(text: &str, ids: &[u32], tokenizer: &Tokenizer) -> Option<Str
         .then(|| format!("the tokenizer cannot express all of the text: the model reads {:?}", harmless(&read)))
 }
 
-/// Says so if the model was never trained on some of the ids; `counts` are those of the training text.
-pub fn unseen(ids: &[u32], counts: &[u64]) -> Option<String> {
+/// Says so if the model was never trained on some of the ids; `counts` are those of the training text, where it is known.
+pub fn unseen(ids: &[u32], counts: Option<&[u64]>) -> Option<String> {
+    let counts = counts?;
     let unseen = ids.iter().filter(|&&id| counts[id as usize] == 0).count();
     (unseen > 0).then(|| {
         format!(
@@ -244,6 +255,7 @@ pub fn unseen(ids: &[u32], counts: &[u64]) -> Option<String> {
     })
 }
 
+/// The continuation; `None` where the model gives no finite numbers.
 fn continue_prompt(
     prompt: Prompt,
     decoder: &mut dyn Decoder,
@@ -251,12 +263,12 @@ fn continue_prompt(
     most: usize,
     tokenizer: &Tokenizer,
     screen: &mut Screen,
-) -> Result<Generated, Error> {
+) -> Result<Option<Generated>, Error> {
     let mut stream = TextStream::after(tokenizer, &prompt.ids);
     let (mut text, mut ids, mut log_probabilities) = (String::new(), Vec::new(), Vec::new());
     let mut continuation = Continuation::new(decoder, sampler, &prompt.ids, most, Some(tokenizer.end_of_text()));
     for choice in continuation.by_ref() {
-        let choice = choice.map_err(|e| Error::Failed(e.to_string()))?;
+        let Ok(choice) = choice else { return Ok(None) };
         ids.push(choice.id);
         log_probabilities.push(choice.log_probability);
         let new = stream.push(choice.id);
@@ -271,7 +283,7 @@ fn continue_prompt(
     screen.show(&rest, Style::new())?;
     text += &rest;
     let Prompt { text: prompt, ids: prompt_ids, notes } = prompt;
-    Ok(Generated { prompt, text, finish, prompt_ids, ids, log_probabilities, notes })
+    Ok(Some(Generated { prompt, text, finish, prompt_ids, ids, log_probabilities, notes }))
 }
 
 /// stdout while text comes, if text is what it shows.

@@ -8,7 +8,7 @@ use tiebreak_model::interface::ModeKind;
 use tiebreak_model::{MemoryLine, ParameterCount};
 use tiebreak_train::config::{self, RunConfig};
 use tiebreak_train::device::DeviceKind;
-use tiebreak_train::{Error, folder::RunFolder};
+use tiebreak_train::{Error, Records};
 
 /// What a configuration builds.
 #[derive(Serialize)]
@@ -39,17 +39,9 @@ struct Tables {
 
 /// Reports on a run's folder or a run configuration.
 pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
-    let path = if target.is_dir() {
-        if !RunFolder::is_run(target) {
-            return Err(Error::Input(format!(
-                "{}: no run (it lacks config.toml or status.json); give a run's folder or a run configuration",
-                target.display()
-            )));
-        }
-        RunFolder(target.into()).config()
-    } else {
-        target.to_path_buf()
-    };
+    // A run knows its vocabulary; its tokenizer's file may have changed or gone since.
+    let run = if target.is_dir() { Some(Records::open(target)?) } else { None };
+    let path = run.as_ref().map_or_else(|| target.to_path_buf(), |run| run.folder.config());
     if config::read_table(&path)?.contains_key("sweep") {
         return Err(Error::Input(format!(
             "{}: a sweep; inspect takes a run's folder or a run's configuration (`tiebreak config show` lists a sweep's cells)",
@@ -57,10 +49,8 @@ pub fn inspect(target: &Path, sets: &[String]) -> Result<Report, Error> {
         )));
     }
     let config = config::load(&path, sets)?.config;
-    // A run knows its vocabulary; its tokenizer's file may have changed or gone since.
-    let recorded = if target.is_dir() { RunFolder(target.into()).vocabulary()? } else { None };
-    let vocabulary = match recorded {
-        Some(vocabulary) => vocabulary,
+    let vocabulary = match run {
+        Some(run) => run.data.vocabulary,
         None => config.data.vocabulary()?,
     };
     config.validate_head_for(vocabulary).map_err(|e| e.at(path.display()))?;

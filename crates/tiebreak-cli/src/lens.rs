@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Subcommand, ValueEnum};
 use tiebreak_probe::lens::Recipe;
-use tiebreak_train::lens::{LensJob, LensReport, other_corpus, train_lens};
+use tiebreak_train::lens::{LensJob, LensReport, measure_lens, other_corpus, save_lens};
 use tiebreak_train::{Error, TrainedModel};
 
 use crate::Json;
+use crate::terminal::whole;
 
 #[derive(Subcommand)]
 pub enum LensCommand {
@@ -24,7 +25,7 @@ pub enum LensCommand {
         /// A run's folder.
         run: PathBuf,
         /// Completed steps of the checkpoint to read [default: the last one kept].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<u64>)]
         step: Option<u64>,
         /// Another corpus, in the tokens of the run's tokenizer [default: the run's].
         #[arg(long)]
@@ -33,10 +34,10 @@ pub enum LensCommand {
         #[arg(long)]
         recipe: Option<RecipeName>,
         /// Training tokens, 0: until the stopping rule [default: lens.train_tokens of the run].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
         train_tokens: Option<usize>,
         /// Held-out tokens at most, 0: all [default: lens.eval_tokens of the run].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
         eval_tokens: Option<usize>,
         #[command(flatten)]
         json: Json,
@@ -63,13 +64,16 @@ pub struct Choice {
     pub eval_tokens: Option<usize>,
 }
 
-/// Trains and reads a lens, on all cores; `None`, and nothing written, if `stop` was set before the end.
-pub fn train(run: &Path, choice: &Choice, stop: &AtomicBool) -> Result<Option<LensReport>, Error> {
+/// Prints what was read.
+pub type Tell<'a> = dyn Fn(&LensReport) -> Result<(), Error> + Sync + 'a;
+
+/// Trains and reads a lens, on all cores; `false`, and nothing written, if `stop` was set before the end.
+pub fn train(run: &Path, choice: &Choice, tell: &Tell, stop: &AtomicBool) -> Result<bool, Error> {
     // Among the pool's threads: from outside, every parallel loop would wait for one of them to wake.
-    rayon::scope(|_| train_here(run, choice, stop))
+    rayon::scope(|_| train_here(run, choice, tell, stop))
 }
 
-fn train_here(run: &Path, choice: &Choice, stop: &AtomicBool) -> Result<Option<LensReport>, Error> {
+fn train_here(run: &Path, choice: &Choice, tell: &Tell, stop: &AtomicBool) -> Result<bool, Error> {
     let model = TrainedModel::load(run, choice.step)?;
     let mut config = model.config.clone();
     if let Some(recipe) = choice.recipe {
@@ -78,8 +82,14 @@ fn train_here(run: &Path, choice: &Choice, stop: &AtomicBool) -> Result<Option<L
             RecipeName::Paper => Recipe::Paper,
         };
     }
-    config.lens.train_tokens = choice.train_tokens.unwrap_or(config.lens.train_tokens);
-    config.lens.eval_tokens = choice.eval_tokens.unwrap_or(config.lens.eval_tokens);
+    if let Some(tokens) = choice.train_tokens {
+        config.lens.train_tokens = tokens;
+        config.resolve().map_err(|e| e.at("--train-tokens"))?;
+    }
+    if let Some(tokens) = choice.eval_tokens {
+        config.lens.eval_tokens = tokens;
+        config.resolve().map_err(|e| e.at("--eval-tokens"))?;
+    }
     config.resolve()?;
     let other = choice.corpus.as_deref().map(|corpus| other_corpus(&model, corpus)).transpose()?;
     let job = LensJob {
@@ -91,5 +101,9 @@ fn train_here(run: &Path, choice: &Choice, stop: &AtomicBool) -> Result<Option<L
         config: &config.lens,
         go_on: &|| !stop.load(Ordering::Relaxed),
     };
-    train_lens(&job)
+    let Some((lens, report)) = measure_lens(&job)? else { return Ok(false) };
+    // Neither a folder that cannot be written to nor a reader that is gone loses the result.
+    let told = tell(&report);
+    save_lens(&job, &lens, &report)?;
+    told.map(|()| true)
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 use clap::{Args, Parser, Subcommand};
 use lens::LensCommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use terminal::whole;
 use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
@@ -65,7 +66,7 @@ enum Command {
         #[command(flatten)]
         out: Out,
         /// Cells at a time [default: what suits the cores].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<usize>)]
         jobs: Option<usize>,
         /// Print the cells and write nothing.
         #[arg(long)]
@@ -108,16 +109,16 @@ enum Command {
         #[arg(long, default_value = "default")]
         pairs: PairsArg,
         /// Step of the tables [default: the last kept one of each run].
-        #[arg(long)]
+        #[arg(long, allow_negative_numbers = true, value_parser = whole::<u64>)]
         step: Option<u64>,
         /// Which rows: ids that occur in the training split, or all.
         #[arg(long, default_value = "seen")]
         rows: RowsArg,
         /// Random pairings behind each null.
-        #[arg(long, default_value_t = 20)]
+        #[arg(long, default_value_t = 20, allow_negative_numbers = true, value_parser = whole::<usize>)]
         permutations: usize,
         /// Seed of the random pairings and folds.
-        #[arg(long, default_value_t = 0)]
+        #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u64>)]
         probe_seed: u64,
         #[command(flatten)]
         json: Json,
@@ -248,6 +249,8 @@ fn main() -> ExitCode {
         .without_time()
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(LogWriter::default)
+        // It would tell of them with eprintln!, which panics where stderr is what failed.
+        .log_internal_errors(false)
         .init();
     match run(cli.command) {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -318,8 +321,10 @@ fn run(command: Command) -> Result<End, Error> {
         }
         Command::Lens(LensCommand::Train { run, step, corpus, recipe, train_tokens, eval_tokens, json }) => {
             let choice = lens::Choice { step, corpus, recipe, train_tokens, eval_tokens };
-            let Some(report) = lens::train(&run, &choice, &*stop_on_signals()?)? else { return Ok(End::Interrupted) };
-            print_either(json.json, &report, || report.to_text())?;
+            let tell = |report: &tiebreak_train::lens::LensReport| print_either(json.json, report, || report.to_text());
+            if !lens::train(&run, &choice, &tell, &*stop_on_signals()?)? {
+                return Ok(End::Interrupted);
+            }
         }
         Command::Devices => print(&inspect::devices())?,
     }

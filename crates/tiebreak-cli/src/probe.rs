@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
-use tiebreak_probe::{Drift, Metric, Score};
+use tiebreak_probe::{Drift, FEWEST_ROWS, Metric, Score};
 use tiebreak_train::probing::{ModelReport, ProbeReport, Relation};
 
 /// The report for people: values beside their chance levels.
@@ -16,8 +16,10 @@ pub fn text(report: &ProbeReport) -> String {
         let _ = writeln!(
             text,
             "null: mean ± sd of {0} random pairings of the rows; null_freq: of {0} within ten groups of like frequency;\n\
-             analytic: independent isotropic Gaussian tables; learned: rows less their projection on their initial rows\n\n{1}",
+             analytic: independent isotropic Gaussian tables (of procrustes and cca the limit for many rows, \"-\" below {1} rows \
+             per column);\nlearned: rows less their projection on their initial rows\n\n{2}",
             report.permutations,
+            FEWEST_ROWS,
             pairs(report)
         );
         if report.pairs.iter().any(|p| p.same_seed && p.relation == Relation::Across) {

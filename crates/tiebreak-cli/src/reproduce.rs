@@ -20,7 +20,7 @@ pub struct Reproduce {
     #[arg(long)]
     out: Option<PathBuf>,
     /// Runs at a time [default: what suits the cores].
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = crate::terminal::whole::<usize>)]
     jobs: Option<usize>,
 }
 

@@ -110,9 +110,12 @@ pub fn visible(bytes: &[u8]) -> String {
     shown
 }
 
-/// Generated text for a terminal: control characters, which would steer it, are shown as their pictures.
+/// Generated text for a terminal: control characters, which would steer it, are shown as their pictures, and characters that
+/// change the direction of what follows as U+FFFD.
 pub fn harmless(text: &str) -> Cow<'_, str> {
-    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let turns =
+        |c: char| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let steers = |c: char| turns(c) || c.is_control() && c != '\n' && c != '\t';
     if !text.contains(steers) {
         return text.into();
     }
@@ -122,6 +125,20 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
         c => char::from_u32(0x2400 + c as u32).filter(|_| (c as u32) < 0x20).unwrap_or(char::REPLACEMENT_CHARACTER),
     };
     text.chars().map(picture).collect::<String>().into()
+}
+
+/// A whole number on the command line; one below zero would be taken for an option.
+pub fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "expected a whole number from 0 on".into())
+}
+
+/// A path as a shell takes it for one word.
+pub fn quoted(path: &std::path::Path) -> String {
+    let text = path.display().to_string();
+    match text.chars().all(|c| c.is_alphanumeric() || "/._-+=,:@%".contains(c)) && !text.is_empty() {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
 }
 
 /// Characters that show nothing or change how others are shown.
@@ -266,7 +283,17 @@ mod tests {
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(harmless("a\n\tb한"), "a\n\tb한");
+        assert_eq!(harmless("a\u{202e}b\u{2066}c\u{200f}d\u{61c}سلام"), "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}سلام");
         assert_eq!(harmless("\x1b[2J\x07\x7f\u{9b}"), "␛[2J␇␡\u{fffd}");
+    }
+
+    #[test]
+    fn a_path_with_blanks_is_one_word_of_a_shell() {
+        for (path, expected) in
+            [("runs/tied-s0", "runs/tied-s0"), ("my runs/a", "'my runs/a'"), ("it's", "'it'\\''s'"), ("$x", "'$x'")]
+        {
+            assert_eq!(quoted(path.as_ref()), expected);
+        }
     }
 
     #[test]

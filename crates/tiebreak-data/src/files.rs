@@ -19,17 +19,19 @@ pub(crate) fn create_dir(path: &Path) -> Result<(), Error> {
 }
 
 /// Writes `bytes` to `path` so that a reader, or a crash at any moment, sees the old file or the new one and nothing between:
-/// a sibling file is written, synced and renamed, then the folder is synced. Mode 0644.
+/// a sibling file is written, synced and renamed, then the folder is synced. Mode 0644. Links are followed, so that they stay
+/// and what they point to is replaced; a device or pipe cannot be replaced and is written to.
 ///
 /// # Errors
 /// [`Error::Failed`] naming the path; the old file is untouched and no sibling stays behind.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let fail = |error: std::io::Error| failed("write", path, error);
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+    let Target::File(target) = target(path).map_err(fail)? else {
+        let mut device = OpenOptions::new().write(true).open(path).map_err(fail)?;
+        return device.write_all(bytes).map_err(fail);
     };
-    let mut file = tempfile::Builder::new().prefix(".tmp-").tempfile_in(parent).map_err(fail)?;
+    let parent = folder_of(&target);
+    let mut file = temporary(parent).map_err(|e| failed("write", path, e))?;
     file.write_all(bytes).map_err(fail)?;
     #[cfg(unix)]
     {
@@ -37,8 +39,60 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(fail)?;
     }
     file.as_file().sync_all().map_err(fail)?;
-    file.persist(path).map_err(|e| fail(e.error))?;
+    file.persist(&target).map_err(|e| fail(e.error))?;
     sync_dir(parent).map_err(fail)
+}
+
+/// Finds out whether [`write_atomic`] could write `path`, before the work whose result goes there; a missing folder counts as
+/// one that can be made. Gives the file that would be written, behind all links.
+///
+/// # Errors
+/// [`Error::Input`] naming the path.
+pub fn check_writable(path: &Path) -> Result<PathBuf, Error> {
+    let refuse = |what: String| Error::Input(format!("{}: cannot be written: {what}", path.display()));
+    let target = match target(path).map_err(|e| refuse(e.to_string()))? {
+        Target::Device => return Ok(path.canonicalize().unwrap_or_else(|_| path.to_path_buf())),
+        Target::File(target) if target.is_dir() => return Err(refuse("it is a folder".into())),
+        Target::File(target) => std::path::absolute(&target).map_err(|e| refuse(e.to_string()))?,
+    };
+    let existing = folder_of(&target).ancestors().find(|folder| folder.symlink_metadata().is_ok());
+    temporary(existing.unwrap_or(Path::new("/"))).map_err(refuse)?;
+    let name = target.file_name().ok_or_else(|| refuse("it names no file".into()))?;
+    Ok(folder_of(&target).canonicalize().map_or_else(|_| target.clone(), |folder| folder.join(name)))
+}
+
+/// What a path stands for when something is to be written there.
+enum Target {
+    /// A regular file (or nothing yet, or a folder) behind all links.
+    File(PathBuf),
+    /// A device, pipe or socket.
+    Device,
+}
+
+fn target(path: &Path) -> std::io::Result<Target> {
+    // The links of /dev/fd lead to names that are no paths, so what is there is asked first.
+    if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(Target::Device);
+    }
+    let mut target = path.to_path_buf();
+    // As many links as Linux follows; one may lead to what is not there yet.
+    for _ in 0..40 {
+        match fs::read_link(&target) {
+            Ok(link) => target = folder_of(&target).join(link),
+            Err(_) => return Ok(Target::File(target)),
+        }
+    }
+    Err(std::io::Error::other("too many links"))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A new file that nobody sees yet; the error does not name it, for nobody chose its name.
+fn temporary(folder: &Path) -> Result<tempfile::NamedTempFile, String> {
+    let file = tempfile::Builder::new().prefix(".tmp-").tempfile_in(folder);
+    file.map_err(|e| e.to_string().split(" at path ").next().unwrap_or_default().to_owned())
 }
 
 /// Makes a rename inside `path` durable; not possible (and not needed) where folders cannot be opened.
@@ -138,6 +192,67 @@ mod tests {
         }
         let missing = dir.path().join("no/such/folder/x");
         assert!(matches!(write_atomic(&missing, b""), Err(Error::Failed(m)) if m.contains("no/such/folder/x")));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_and_what_it_points_to_is_replaced() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("below")).unwrap();
+        fs::write(at("below/file"), b"one").unwrap();
+        symlink("below/file", at("inner")).unwrap();
+        symlink("inner", at("outer")).unwrap();
+        symlink("below/new", at("to-nothing")).unwrap();
+        symlink("round", at("round")).unwrap();
+        for (link, file) in [("outer", "below/file"), ("to-nothing", "below/new")] {
+            assert_eq!(check_writable(&at(link)).unwrap(), at(file).canonicalize().unwrap_or(at(file)));
+            write_atomic(&at(link), b"two").unwrap();
+            assert!(at(link).is_symlink() && !at(file).is_symlink(), "{link}");
+            assert_eq!(fs::read(at(file)).unwrap(), b"two");
+        }
+        assert!(at("inner").is_symlink());
+        assert!(write_atomic(&at("round"), b"").unwrap_err().to_string().contains("too many links"));
+        assert!(check_writable(&at("round")).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_written_to_and_stays() {
+        use std::os::unix::fs::FileTypeExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(check_writable(&path).is_ok());
+        let reader = thread::spawn({
+            let path = path.clone();
+            move || fs::read(path).unwrap()
+        });
+        write_atomic(&path, b"through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        assert!(fs::symlink_metadata(&path).unwrap().file_type().is_fifo());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_known_before() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), b"").unwrap();
+        assert!(check_writable(&dir.path().join("not/yet/there")).is_ok());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the try leaves nothing");
+        let refused = |path: &Path| match check_writable(path) {
+            Err(Error::Input(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        assert!(refused(dir.path()).contains("folder"));
+        let text = refused(&dir.path().join("file/below"));
+        assert!(text.contains("file/below: cannot be written") && !text.contains(".tmp-"), "{text}");
+        if cfg!(target_os = "linux") {
+            let text = refused(Path::new("/proc/x.svg"));
+            assert!(text.contains("/proc/x.svg") && !text.contains(".tmp-"), "{text}");
+            let text = write_atomic(Path::new("/proc/x.svg"), b"").unwrap_err().to_string();
+            assert!(text.contains("/proc/x.svg") && !text.contains(".tmp-"), "{text}");
+        }
     }
 
     #[test]

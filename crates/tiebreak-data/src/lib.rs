@@ -28,12 +28,14 @@ pub use config::{DataConfig, TokenizerSpec};
 pub use corpus::{CorpusEntry, corpora};
 pub use documents::Document;
 pub use fetch::{FORCED_FALLBACK, FetchReport, FetchedPackage, fetch};
-pub use files::{Lock, cache_dir, write_atomic};
+pub use files::{Lock, cache_dir, check_writable, write_atomic};
 pub use frequency::{by_rank, frequencies, frequency_groups, loss_deciles, seen_deciles};
 pub use hash::sha256_hex;
 pub use inspect::{Coverage, InspectReport, PathReport, ShardReport, inspect, inspect_path};
 pub use nearest::{did_you_mean, nearest};
-pub use prepare::{DataInfo, Prepared, SplitInfo, check_context, prepare, prepared_if_cached};
+pub use prepare::{
+    DataInfo, Prepared, SplitInfo, cached_training_split, check_context, corpus_hash_now, prepare, prepared_if_cached,
+};
 pub use rng::Stream;
 pub use sampler::{Sampler, evaluation_windows, window_count};
 pub use shard::{Shard, ShardWriter};

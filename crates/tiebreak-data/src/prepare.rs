@@ -102,6 +102,44 @@ pub fn prepared_if_cached(config: &DataConfig) -> Result<Option<Prepared>, Error
     prepare_in(config, &Store::of_user()?, Network::Never)
 }
 
+/// The hash that [`DataInfo::corpus_hash`] would be now; `None` if the corpus would have to be fetched first.
+///
+/// # Errors
+/// [`Error::Input`] for a text that is missing or none.
+pub fn corpus_hash_now(config: &DataConfig) -> Result<Option<String>, Error> {
+    config.check_sources()?;
+    let loaded = load(config, &Store::of_user()?, Network::Never)?;
+    Ok(loaded.map(|loaded| hex(&corpus_hash(&loaded.documents))))
+}
+
+/// The training split as it was prepared from the text with the hash `corpus_hash` and with `tokenizer`, if the cache holds
+/// it still. The text itself is not needed.
+pub fn cached_training_split(config: &DataConfig, corpus_hash: &str, tokenizer: &Tokenizer) -> Option<Shard> {
+    cached_training_split_in(config, &Store::of_user().ok()?, corpus_hash, tokenizer)
+}
+
+fn cached_training_split_in(
+    config: &DataConfig,
+    store: &Store,
+    corpus_hash: &str,
+    tokenizer: &Tokenizer,
+) -> Option<Shard> {
+    let key = match TokenizerSpec::parse(&config.tokenizer).ok()? {
+        TokenizerSpec::File(_) => tokenizer.hash(),
+        _ => &config.tokenizer,
+    };
+    let shard = Shard::open(&entry_folder(store, corpus_hash, key, config).join("train.bin")).ok()?;
+    let fits = shard.source_hash() == corpus_hash && shard.tokenizer_hash() == tokenizer.hash();
+    (fits && shard.verify().is_ok()).then_some(shard)
+}
+
+/// Where the shards of a text, a tokenizer and a split lie.
+fn entry_folder(store: &Store, corpus_hash: &str, tokenizer_key: &str, config: &DataConfig) -> PathBuf {
+    let fraction = config.validation_fraction.to_bits();
+    let key = sha256_hex(format!("{FORMAT} {corpus_hash} {tokenizer_key} {fraction:016x}").as_bytes());
+    store.root.join("shards").join(&key[..16])
+}
+
 /// Checks that both splits hold at least one window: `context` inputs and the target of the last.
 ///
 /// # Errors
@@ -130,9 +168,7 @@ pub(crate) fn prepare_in(config: &DataConfig, store: &Store, network: Network) -
         TokenizerSpec::File(path) => Tokenizer::open(path)?.hash().to_string(),
         _ => config.tokenizer.clone(),
     };
-    let fraction = config.validation_fraction.to_bits();
-    let key = sha256_hex(format!("{FORMAT} {} {tokenizer_key} {fraction:016x}", hex(&corpus_hash)).as_bytes());
-    let entry = Entry { folder: store.root.join("shards").join(&key[..16]), spec, corpus_hash };
+    let entry = Entry { folder: entry_folder(store, &hex(&corpus_hash), &tokenizer_key, config), spec, corpus_hash };
 
     let prepared = match entry.open(config, &loaded) {
         Ok(found) => found,
@@ -332,6 +368,12 @@ mod tests {
 
         let cached = prepare_in(&config, &store, Network::Never).unwrap().unwrap();
         assert_eq!(cached.info, first.info);
+        // The training split is found without the text, and by nothing but its own tokenizer and text.
+        let split = |corpus: &str, tokenizer| cached_training_split_in(&config, &store, corpus, tokenizer);
+        let found = split(&first.info.corpus_hash, &first.tokenizer).unwrap();
+        assert_eq!(found.tokens(0..found.len()), first.train.tokens(0..first.train.len()));
+        assert!(split(&first.info.tokenizer_hash, &first.tokenizer).is_none());
+        assert!(split(&first.info.corpus_hash, &Tokenizer::bytes()).is_none());
         // Another split, tokenizer or text is another entry.
         for other in [
             DataConfig { validation_fraction: 0.3, ..config.clone() },

@@ -19,7 +19,7 @@ mod rows;
 mod statistics;
 mod table;
 
-pub use alignment::{Aligner, Alignment, MOST_PERMUTATIONS, Metric, Options, Score, Tercile, align};
+pub use alignment::{Aligner, Alignment, FEWEST_ROWS, MOST_PERMUTATIONS, Metric, Options, Score, Tercile, align};
 pub use evolution::{Drift, cosines, learned_part, turned};
 pub use geometry::{Geometry, geometry};
 pub use model::ProbedModel;

@@ -128,23 +128,13 @@ pub fn load(
 ) -> Result<State, Error> {
     let path = folder.join(format!("step-{step}"));
     let device = &model.interface.tables().input.rows_vr.device();
-    let Record { state, intervene, sha256: sums } = read_record(&path)?;
-    if state.identity != identity || state.step != step {
-        return Err(Error::Input(format!(
-            "{}: belongs to step {} of run {:.8}, not to step {step} of run {identity:.8}: choose another --out",
-            path.display(),
-            state.step,
-            state.identity
-        )));
-    }
-    for (name, expected) in &sums {
-        let file = path.join(name);
-        let bytes = fs::read(&file).map_err(|e| damaged(&file, &path, &e.to_string()))?;
-        if sha256_hex(&bytes) != *expected {
-            return Err(damaged(&file, &path, "damaged: its SHA-256 is not the one it was written with"));
-        }
-    }
-    load_model(&path, model, device)?;
+    let Record { state, intervene, .. } = check(&path, step, identity, &[MODEL, OPTIMISER]).map_err(|what| {
+        Error::Failed(format!(
+            "{what}; remove {} to fall back on an earlier checkpoint or, if it is the only one, to start again",
+            path.display()
+        ))
+    })?;
+    take_model(&path, step, model, device)?;
     let file = path.join(OPTIMISER);
     let mut stored = tensors::read(&file, device)?;
     let mut moments = BTreeMap::new();
@@ -165,11 +155,34 @@ pub fn load(
     Ok(state)
 }
 
-/// Loads the parameters of the checkpoint folder `path`, and what the head mode keeps beside them, into a model of the same
-/// configuration.
-pub fn load_model(path: &Path, model: &mut Model, device: &Device) -> Result<(), Error> {
+/// Loads the parameters of `folder/step-<step>`, and what the head mode keeps beside them, into a model of the same configuration,
+/// to look at.
+///
+/// # Errors
+/// [`Error::Input`] naming the file and the other steps that were kept.
+pub fn load_model(folder: &Path, step: u64, identity: &str, model: &mut Model, device: &Device) -> Result<(), Error> {
+    let path = folder.join(format!("step-{step}"));
+    let loaded = check(&path, step, identity, &[MODEL])
+        .and_then(|_| take_model(&path, step, model, device).map_err(|e| e.to_string()));
+    loaded.map_err(|what| {
+        let others = list(folder).unwrap_or_default().into_iter().filter(|other| *other != step);
+        Error::Input(format!("{what}; {}", other_steps(&others.collect::<Vec<_>>())))
+    })
+}
+
+/// What to do where a step cannot be used: the steps that can be chosen instead.
+pub fn other_steps(steps: &[u64]) -> String {
+    let list = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    match steps {
+        [] => "the run has kept no other step: train it again".into(),
+        [_] => format!("--step {list} reads the other step that the run has kept"),
+        _ => format!("--step reads another that the run has kept: {list}"),
+    }
+}
+
+fn take_model(path: &Path, step: u64, model: &mut Model, device: &Device) -> Result<(), Error> {
     // A mode that changes has other parameters at another step.
-    model.interface.after_step(read_record(path)?.state.step);
+    model.interface.after_step(step);
     let file = path.join(MODEL);
     let mut stored = tensors::read(&file, device)?;
     let mut result = Ok(());
@@ -183,18 +196,27 @@ pub fn load_model(path: &Path, model: &mut Model, device: &Device) -> Result<(),
     refuse_rest(&file, &stored)
 }
 
-fn read_record(path: &Path) -> Result<Record, Error> {
+/// The record of the checkpoint folder `path`, if it is that of `step` of the run `identity` and `files` are as they were
+/// written; else what is wrong.
+fn check(path: &Path, step: u64, identity: &str, files: &[&str]) -> Result<Record, String> {
     let file = path.join(STATE);
-    let bytes = fs::read(&file).map_err(|e| damaged(&file, path, &e.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|e| damaged(&file, path, &e.to_string()))
-}
-
-fn damaged(file: &Path, checkpoint: &Path, what: &str) -> Error {
-    Error::Failed(format!(
-        "{}: {what}; remove {} to fall back on an earlier checkpoint or, if it is the only one, to start again",
-        file.display(),
-        checkpoint.display()
-    ))
+    let wrong = |file: &Path, what: &dyn std::fmt::Display| format!("{}: {what}", file.display());
+    let bytes = fs::read(&file).map_err(|e| wrong(&file, &e))?;
+    let record: Record = serde_json::from_slice(&bytes).map_err(|e| wrong(&file, &e))?;
+    if record.state.identity != identity || record.state.step != step {
+        let State { step: found, identity: of, .. } = &record.state;
+        let what = format!("belongs to step {found} of run {of:.8}, not to step {step} of run {identity:.8}");
+        return Err(wrong(path, &what));
+    }
+    for name in files {
+        let expected = record.sha256.get(*name).ok_or_else(|| wrong(&file, &format!("lacks the SHA-256 of {name}")))?;
+        let file = path.join(name);
+        let bytes = fs::read(&file).map_err(|e| wrong(&file, &e))?;
+        if sha256_hex(&bytes) != *expected {
+            return Err(wrong(&file, &"damaged: its SHA-256 is not the one it was written with"));
+        }
+    }
+    Ok(record)
 }
 
 fn take(

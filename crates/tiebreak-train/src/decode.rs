@@ -7,21 +7,22 @@ use tiebreak_model::generation::Decoder;
 use tiebreak_model::trunk::Cache;
 use tiebreak_probe::ProbedModel;
 
-use crate::TrainedModel;
+use crate::{Probed, TrainedModel};
 
 /// Reads ids one after the other; keys and values of the earlier ones are kept, so that an id costs one row of every
 /// product.
 pub struct CachedDecoder<'a> {
-    model: &'a TrainedModel,
+    model: Probed<'a>,
     input_vd: Tensor<2>,
     head: LogitHead,
     cache: Cache,
 }
 
-impl TrainedModel {
+impl<D> TrainedModel<D> {
     /// A decoder that has read nothing.
     pub fn decoder(&self) -> CachedDecoder<'_> {
-        CachedDecoder { model: self, input_vd: self.input_vd(), head: self.head(), cache: self.model.trunk.cache() }
+        let (model, head) = (self.probed(), self.head());
+        CachedDecoder { model, input_vd: self.input_vd(), head, cache: self.model.trunk.cache() }
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{Error, Lock, write_atomic};
 
+use crate::checkpoint;
 use crate::config::RunConfig;
 
 /// How names begin of what is not written to its end yet.
@@ -54,6 +55,11 @@ impl RunFolder {
     /// Versions, device, data.
     pub fn env(&self) -> PathBuf {
         self.0.join("env.json")
+    }
+
+    /// The tokenizer, where it is neither `bytes` nor `gpt2`.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.0.join("tokenizer.json")
     }
 
     /// One JSON object per scalar.
@@ -152,27 +158,20 @@ impl RunFolder {
     pub(crate) fn foreign_file(&self) -> Option<String> {
         let names = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names = names.map(|e| e.file_name().to_string_lossy().into_owned());
-        // The status comes after these three.
-        names.find(|n| !n.starts_with(TEMPORARY) && !["lock", "config.toml", "env.json"].contains(&n.as_str()))
+        // The status comes after these.
+        let early = ["lock", "config.toml", "env.json", "tokenizer.json"];
+        names.find(|n| !n.starts_with(TEMPORARY) && !early.contains(&n.as_str()))
     }
 
-    /// The number of ids that `env.json` records; `None` if there is no such file.
-    pub fn vocabulary(&self) -> Result<Option<usize>, Error> {
-        Ok(self.recorded("vocabulary")?.and_then(|value| value.as_u64()).map(|ids| ids as usize))
-    }
-
-    /// The hash of the tokenizer that `env.json` records; `None` if there is no such file.
-    pub fn tokenizer_hash(&self) -> Result<Option<String>, Error> {
-        Ok(self.recorded("tokenizer_hash")?.and_then(|value| value.as_str().map(str::to_owned)))
-    }
-
-    /// What `env.json` says of the data under `key`.
-    fn recorded(&self, key: &str) -> Result<Option<serde_json::Value>, Error> {
-        let path = self.env();
-        let Ok(bytes) = fs::read(&path) else { return Ok(None) };
-        let env: serde_json::Value = serde_json::from_slice(&bytes)
-            .map_err(|e| Error::Input(format!("{}: {e}: not a run's env.json", path.display())))?;
-        Ok(env["data"].get(key).cloned())
+    /// What to tell of a model that gives no finite numbers at `step`; `place` says where that was seen.
+    pub fn no_numbers(&self, step: u64, place: &str) -> Error {
+        let kept = checkpoint::list(&self.checkpoints()).unwrap_or_default();
+        let others: Vec<u64> = kept.into_iter().filter(|other| *other != step).collect();
+        Error::Input(format!(
+            "{}: at step {step} the model gives no finite numbers ({place}), so there is nothing to read; {}",
+            self.0.display(),
+            checkpoint::other_steps(&others)
+        ))
     }
 
     /// Replaces `status.json`.

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use serde::Deserialize;
-use tiebreak_data::{DataInfo, Error, frequencies, prepare, write_atomic};
+use tiebreak_data::{DataInfo, Error, frequencies, write_atomic};
 use tiebreak_model::interface::HeadMode;
 use tiebreak_probe::{Rows, Table};
 
-use crate::config::{self, RunConfig};
+use crate::checkpoint::other_steps;
+use crate::config::RunConfig;
 use crate::folder::RunFolder;
+use crate::records::{Records, text};
 use crate::tensors;
 
 /// Which table of a model.
@@ -70,12 +71,6 @@ pub struct KeptTables {
     pub steps: Vec<u64>,
 }
 
-/// `env.json`, as far as it is read here.
-#[derive(Deserialize)]
-struct Recorded {
-    data: DataInfo,
-}
-
 impl KeptTables {
     /// Looks into a run's folder.
     ///
@@ -83,25 +78,13 @@ impl KeptTables {
     /// [`Error::Input`] if it is no run, has no tables yet, or its records cannot be read.
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let name = folder.display();
-        if !RunFolder::is_run(folder) {
-            return Err(Error::Input(format!(
-                "{name}: no run (it lacks config.toml or status.json); give a run's folder, as `train` prints it"
-            )));
-        }
-        let folder = RunFolder(folder.to_path_buf());
-        let config = config::load(&folder.config(), &[])?.config;
+        let Records { folder, config, data, .. } = Records::open(folder)?;
         let steps = folder.table_steps()?;
         if steps.is_empty() {
             return Err(Error::Input(format!(
                 "{name}: has kept no tables (tables/step-<n>.safetensors); train it, the first are kept at step 0"
             )));
         }
-        let env = folder.env();
-        let unreadable = |e: &dyn std::fmt::Display| {
-            Error::Input(format!("{}: {e}: not a run's record; train the run again", env.display()))
-        };
-        let bytes = std::fs::read(&env).map_err(|e| unreadable(&e))?;
-        let Recorded { data } = serde_json::from_slice(&bytes).map_err(|e| unreadable(&e))?;
         Ok(Self { folder, config, data, steps })
     }
 
@@ -121,8 +104,9 @@ impl KeptTables {
             Some(step) => {
                 let kept = self.steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
                 Err(Error::Input(format!(
-                    "{}: no tables of step {step} were kept; there are those of steps {kept} (log.tables_at decides)",
-                    self.folder.0.display()
+                    "{}: no tables of step {step} were kept; there are those of step{} {kept} (log.tables_at decides)",
+                    self.folder.0.display(),
+                    if self.steps.len() == 1 { "" } else { "s" }
                 )))
             }
         }
@@ -134,9 +118,9 @@ impl KeptTables {
     /// [`Error::Input`] if they were not kept, the file is damaged, or it holds something else than this run's tables.
     pub fn tables(&self, step: u64) -> Result<Vec<(Side, Table)>, Error> {
         let path = self.folder.table(self.step(Some(step))?);
-        let mut stored = tensors::read(&path, &Device::flex()).map_err(|e| match e {
-            Error::Failed(text) => Error::Input(text),
-            input => input,
+        let mut stored = tensors::read(&path, &Device::flex()).map_err(|e| {
+            let others: Vec<u64> = self.steps.iter().copied().filter(|other| *other != step).collect();
+            Error::Input(format!("{e}; {}", other_steps(&others)))
         })?;
         let place = path.display();
         let mut take = |key: &str| -> Result<Option<Table>, Error> {
@@ -192,21 +176,9 @@ impl KeptTables {
     /// How often the training split holds each id.
     ///
     /// # Errors
-    /// [`Error::Input`] if the run's data is no longer what it was trained on; else as [`prepare`].
+    /// [`Error::Input`] if the run's data is no longer what it was trained on; else as [`tiebreak_data::prepare`].
     pub fn counts(&self) -> Result<Vec<u64>, Error> {
-        let data = prepare(&self.config.data)?;
-        for (what, now, then) in [
-            ("data.tokenizer", &data.info.tokenizer_hash, &self.data.tokenizer_hash),
-            ("data.corpus", &data.info.corpus_hash, &self.data.corpus_hash),
-        ] {
-            if now != then {
-                return Err(Error::Input(format!(
-                    "{}: {what} is no longer what the run was trained on ({now:.12} instead of {then:.12}); put it back",
-                    self.folder.0.display()
-                )));
-            }
-        }
-        Ok(frequencies(&data.train))
+        Ok(frequencies(&text(&self.folder, &self.config, &self.data)?.train))
     }
 
     /// The rows to look at: the ids that the training split holds, or all.

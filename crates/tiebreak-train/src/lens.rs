@@ -7,7 +7,8 @@ use std::time::Instant;
 use burn::tensor::{Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, evaluation_windows, prepare, sha256_hex, window_count, write_atomic,
+    Error, Prepared, Sampler, Shard, check_writable, evaluation_windows, prepare, sha256_hex, window_count,
+    write_atomic,
 };
 use tiebreak_probe::ProbedModel;
 use tiebreak_probe::lens::{
@@ -84,6 +85,39 @@ pub struct TrainingReport {
 struct Metadata {
     fingerprint: String,
     recipe: Recipe,
+    /// How it was trained; absent from lenses of earlier versions.
+    #[serde(default)]
+    trained: Option<Amount>,
+}
+
+/// How long a lens was trained.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Amount {
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Why the training ended.
+    pub ended: Ended,
+}
+
+impl Amount {
+    /// In words.
+    pub fn describe(self) -> String {
+        let why = match self.ended {
+            Ended::Settled => "until the stopping rule",
+            Ended::Limit => "the limit, not settled",
+            _ => "as many as asked for",
+        };
+        format!("{} tokens ({why})", self.tokens)
+    }
+}
+
+/// A lens that was read from its file.
+#[derive(Debug)]
+pub struct StoredLens {
+    /// The lens.
+    pub lens: TunedLens,
+    /// How it was trained, where the file says so.
+    pub trained: Option<Amount>,
 }
 
 impl RunFolder {
@@ -116,13 +150,25 @@ pub fn fingerprint(model: &dyn ProbedModel) -> String {
     sha256_hex(&bytes)
 }
 
-/// Trains a tuned lens on the training split, reads both lenses on the validation split, and writes both files. `None` if
-/// it was told to stop.
+/// [`measure_lens`], then [`save_lens`].
 ///
 /// # Errors
-/// [`Error::Input`] for a model whose states are no finite numbers; [`Error::Failed`] for files that cannot be written and
-/// a training that ends in no finite number.
+/// As both.
 pub fn train_lens(job: &LensJob) -> Result<Option<LensReport>, Error> {
+    let Some((lens, report)) = measure_lens(job)? else { return Ok(None) };
+    save_lens(job, &lens, &report)?;
+    Ok(Some(report))
+}
+
+/// Trains a tuned lens on the training split and reads both lenses on the validation split. `None` if it was told to stop.
+///
+/// # Errors
+/// [`Error::Input`] for a model whose states are no finite numbers and for files that could not be written afterwards;
+/// [`Error::Failed`] for a training that ends in no finite number.
+pub fn measure_lens(job: &LensJob) -> Result<Option<(TunedLens, LensReport)>, Error> {
+    for path in job.files() {
+        check_writable(&path)?;
+    }
     let (model, data, config) = (job.model, job.data, job.config);
     let (context, device) = (model.context(), model.device());
     let windows = Windows::new(&data.train, context);
@@ -190,8 +236,15 @@ pub fn train_lens(job: &LensJob) -> Result<Option<LensReport>, Error> {
         curve: trained.curve,
     };
     tracing::info!("lens trained and read in {:.1} s", started.elapsed().as_secs_f64());
-    save(job, &trained.lens, &report)?;
-    Ok(Some(report))
+    Ok(Some((trained.lens, report)))
+}
+
+impl LensJob<'_> {
+    /// The lens and what was read through it.
+    fn files(&self) -> [PathBuf; 2] {
+        let recipe = self.config.recipe;
+        [self.folder.lens(self.step, recipe, self.corpus), self.folder.lens_report(self.step, recipe, self.corpus)]
+    }
 }
 
 fn log(point: &CurvePoint, started: Instant) {
@@ -211,11 +264,7 @@ fn not_finite(job: &LensJob, curve: &[CurvePoint]) -> Error {
             "{run}: the lens of point {} became no finite number within {} tokens; the model's states are too large for it",
             names[bad], last.tokens
         )),
-        _ => Error::Input(format!(
-            "{run}: at step {} the model gives no finite numbers (point {}), so there is nothing to read; choose an \
-             earlier step with --step",
-            job.step, names[bad]
-        )),
+        _ => job.folder.no_numbers(job.step, &format!("point {}", names[bad])),
     }
 }
 
@@ -241,7 +290,7 @@ fn json_failed(e: serde_json::Error) -> Error {
 }
 
 /// A lens's file: `<point>/A` `[d, d]` and `<point>/b` `[1, d]`, with h' = h + A h + b.
-fn lens_bytes(lens: &TunedLens, fingerprint: String) -> Result<Vec<u8>, Error> {
+fn lens_bytes(lens: &TunedLens, fingerprint: String, trained: Option<Amount>) -> Result<Vec<u8>, Error> {
     let names = points(lens.translators.len());
     let named = names.iter().zip(&lens.translators);
     let tensors: Vec<(String, Tensor<2>)> = named
@@ -250,18 +299,33 @@ fn lens_bytes(lens: &TunedLens, fingerprint: String) -> Result<Vec<u8>, Error> {
             [(format!("{point}/A"), a_dd), (format!("{point}/b"), t.offset_1d.clone())]
         })
         .collect();
-    let metadata = serde_json::to_string(&Metadata { fingerprint, recipe: lens.recipe }).map_err(json_failed)?;
+    let metadata = Metadata { fingerprint, recipe: lens.recipe, trained };
+    let metadata = serde_json::to_string(&metadata).map_err(json_failed)?;
     tensors::to_bytes(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), (METADATA, metadata))
 }
 
-fn save(job: &LensJob, lens: &TunedLens, report: &LensReport) -> Result<(), Error> {
-    let lens = lens_bytes(lens, report.fingerprint.clone())?;
-    let report = serde_json::to_vec_pretty(report).map_err(json_failed)?;
-    let (step, recipe) = (job.step, job.config.recipe);
-    // The report last: where it is, the lens is.
-    for (path, bytes) in
-        [(job.folder.lens(step, recipe, job.corpus), lens), (job.folder.lens_report(step, recipe, job.corpus), report)]
+/// Writes both files. A lens that had settled and gives way to one that has not is told of.
+///
+/// # Errors
+/// [`Error::Failed`] for files that cannot be written.
+pub fn save_lens(job: &LensJob, lens: &TunedLens, report: &LensReport) -> Result<(), Error> {
+    let files = job.files();
+    let new = Amount { tokens: report.training.tokens, ended: report.training.ended };
+    if let Some(old) = load_lens(&files[0], job.model, lens.recipe).ok().and_then(|stored| stored.trained)
+        && old.ended == Ended::Settled
+        && new.ended != Ended::Settled
     {
+        tracing::warn!(
+            "{}: a lens trained on {} gives way to one trained on {}",
+            files[0].display(),
+            old.describe(),
+            new.describe()
+        );
+    }
+    let lens = lens_bytes(lens, report.fingerprint.clone(), Some(new))?;
+    let report = serde_json::to_vec_pretty(report).map_err(json_failed)?;
+    // The report last: where it is, the lens is.
+    for (path, bytes) in files.into_iter().zip([lens, report]) {
         let folder = path.parent().unwrap_or(&job.folder.0);
         std::fs::create_dir_all(folder)
             .map_err(|e| Error::Failed(format!("{}: cannot be made: {e}", folder.display())))?;
@@ -270,11 +334,11 @@ fn save(job: &LensJob, lens: &TunedLens, report: &LensReport) -> Result<(), Erro
     Ok(())
 }
 
-/// Reads the lens in the file `path` for `model`.
+/// Reads the lens of `recipe` in the file `path` for `model`.
 ///
 /// # Errors
-/// [`Error::Input`] for a file that is missing, no lens, or another model's.
-pub fn load_lens(path: &Path, model: &dyn ProbedModel) -> Result<TunedLens, Error> {
+/// [`Error::Input`] for a file that is missing, no lens, another model's, or of another recipe.
+pub fn load_lens(path: &Path, model: &dyn ProbedModel, recipe: Recipe) -> Result<StoredLens, Error> {
     let name = path.display();
     let refuse = |what: String| Error::Input(format!("{name}: {what}; train it again with `tiebreak lens train`"));
     let bytes = match std::fs::read(path) {
@@ -294,6 +358,9 @@ pub fn load_lens(path: &Path, model: &dyn ProbedModel) -> Result<TunedLens, Erro
             metadata.fingerprint
         )));
     }
+    if metadata.recipe != recipe {
+        return Err(refuse(format!("of the recipe {}, expected {}", metadata.recipe.name(), recipe.name())));
+    }
     let mut take = |name: String, shape: [usize; 2]| match stored.remove(&name) {
         Some(tensor) if tensor.dims() == shape => Ok(tensor),
         Some(tensor) => Err(refuse(format!("{name} has shape {:?}, expected {shape:?}", tensor.dims()))),
@@ -307,7 +374,7 @@ pub fn load_lens(path: &Path, model: &dyn ProbedModel) -> Result<TunedLens, Erro
     });
     let translators = translators.collect::<Result<Vec<_>, Error>>()?;
     match stored.keys().next() {
-        None => Ok(TunedLens { recipe: metadata.recipe, translators }),
+        None => Ok(StoredLens { lens: TunedLens { recipe, translators }, trained: metadata.trained }),
         Some(extra) => Err(refuse(format!("{extra} is no part of this model's lens"))),
     }
 }
@@ -370,17 +437,12 @@ impl LensReport {
     pub fn to_text(&self) -> String {
         let (t, h) = (&self.training, &self.held_out);
         let mut text = format!(
-            "{} lens at step {}, {}: {} tokens in {} steps ({}), read on {} held-out tokens\n\n{:<9}",
+            "{} lens at step {}, {}: {} in {} steps, read on {} held-out tokens\n\n{:<9}",
             self.recipe.name(),
             self.step,
             self.corpus,
-            t.tokens,
+            Amount { tokens: t.tokens, ended: t.ended }.describe(),
             t.steps,
-            match t.ended {
-                Ended::Settled => "until the stopping rule",
-                Ended::Limit => "the limit, not settled",
-                _ => "as many as asked for",
-            },
             h.tokens,
             "point"
         );
@@ -422,7 +484,7 @@ mod tests {
     }
 
     fn refused(path: &Path, model: &dyn ProbedModel) -> String {
-        match load_lens(path, model) {
+        match load_lens(path, model, Recipe::Converged) {
             Err(Error::Input(text)) => text,
             other => panic!("{other:?}"),
         }
@@ -439,8 +501,11 @@ mod tests {
             let mut lens = TunedLens::identity(&own, Recipe::Paper);
             let a_dd = Tensor::<1, Int>::arange(0..64, &own.device()).float().reshape([8, 8]);
             lens.translators[1] = Translator::new(a_dd.clone(), Tensor::ones([1, 8], &own.device()));
-            std::fs::write(&path, lens_bytes(&lens, fingerprint(&own)).unwrap()).unwrap();
-            let read = load_lens(&path, &own).unwrap();
+            let trained = Some(Amount { tokens: 7, ended: Ended::Limit });
+            std::fs::write(&path, lens_bytes(&lens, fingerprint(&own), trained).unwrap()).unwrap();
+            assert!(refused(&path, &own).contains("of the recipe paper, expected converged"));
+            let StoredLens { lens: read, trained: found } = load_lens(&path, &own, Recipe::Paper).unwrap();
+            assert_eq!(found, trained);
             assert_eq!((read.recipe, read.translators.len()), (Recipe::Paper, 2));
             assert_eq!(read.translators[1].transposed_dd.to_data(), a_dd.clone().transpose().to_data());
             let h = Tensor::<2>::ones([1, 8], &own.device());
@@ -463,12 +528,12 @@ mod tests {
         let model = model(0, NormKind::LayerNoAffine);
         let model = Probed { model: &model, context: 4 };
         assert!(refused(&path, &model).contains("no such lens"));
-        let bytes = lens_bytes(&TunedLens::identity(&model, Recipe::Converged), fingerprint(&model)).unwrap();
+        let bytes = lens_bytes(&TunedLens::identity(&model, Recipe::Converged), fingerprint(&model), None).unwrap();
         let mut short = TunedLens::identity(&model, Recipe::Converged);
         short.translators.pop();
         let mut wide = TunedLens::identity(&model, Recipe::Converged);
         wide.translators[0] = Translator::identity(4, &model.device());
-        let lens = |lens: &TunedLens| lens_bytes(lens, fingerprint(&model)).unwrap();
+        let lens = |lens: &TunedLens| lens_bytes(lens, fingerprint(&model), None).unwrap();
         let table = tensors::to_bytes([("a", &model.output_vd())].into_iter(), ("step", "1".into())).unwrap();
         for (bytes, part) in [
             (Vec::new(), "not a whole safetensors file"),

@@ -16,6 +16,7 @@ mod probed;
 mod probes;
 pub mod probing;
 pub mod provenance;
+mod records;
 mod reference;
 pub mod residual;
 mod run;
@@ -26,6 +27,7 @@ pub mod track;
 
 pub use decode::CachedDecoder;
 pub use kept::{KeptTables, Side, keep_tables, tables_of};
-pub use probed::{Probed, TrainedModel};
+pub use probed::{Probed, TrainedModel, Vocabulary};
+pub use records::Records;
 pub use run::{BURN_VERSION, Outcome, TrainOptions, train};
 pub use tiebreak_data::Error;

@@ -3,18 +3,19 @@
 use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor};
-use tiebreak_data::{Error, Prepared, prepare};
+use tiebreak_data::{Error, Prepared, Tokenizer};
 use tiebreak_kernels::{LogitHead, LogitMap};
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
 use crate::checkpoint;
-use crate::config::{self, RunConfig};
+use crate::config::RunConfig;
 use crate::device::{self, DeviceSpec};
 use crate::folder::RunFolder;
+use crate::records::{Records, text};
 
-/// A model at one step of a run.
-pub struct TrainedModel {
+/// A model at one step of a run, with its text or only its [`Vocabulary`].
+pub struct TrainedModel<D = Prepared> {
     /// The run's resolved configuration.
     pub config: RunConfig,
     /// The run's folder.
@@ -22,56 +23,73 @@ pub struct TrainedModel {
     /// Completed optimiser steps.
     pub step: u64,
     /// Its text and tokenizer.
-    pub data: Prepared,
+    pub data: D,
     /// Trunk and tables.
     pub model: Model,
 }
 
+/// What a run's ids stand for; its text is not needed for that.
+pub struct Vocabulary {
+    /// The tokenizer that the run was trained with.
+    pub tokenizer: Tokenizer,
+    /// How often the training text holds each id, where that is known still.
+    pub counts: Option<Vec<u64>>,
+}
+
 impl TrainedModel {
-    /// Loads the checkpoint of `step`, or the last one, of the run in `folder`.
+    /// Loads the checkpoint of `step`, or the last one, of the run in `folder`, and the text that it was trained on.
+    ///
+    /// # Errors
+    /// [`Error::Input`] as [`Records::open`], for a checkpoint that was not kept or is not as it was written, and for a text
+    /// that is no longer the run's.
     pub fn load(folder: &Path, step: Option<u64>) -> Result<Self, Error> {
-        let name = folder.display();
-        if !RunFolder::is_run(folder) {
-            return Err(Error::Input(format!(
-                "{name}: no run (it lacks config.toml or status.json); give a run's folder, as `train` prints it"
-            )));
-        }
-        let folder = RunFolder(folder.to_path_buf());
-        let config = config::load(&folder.config(), &[])?.config;
-        let checkpoints = folder.checkpoints();
-        let kept = checkpoint::list(&checkpoints)?;
-        let step = match (step, kept.last()) {
-            (_, None) => {
-                return Err(Error::Input(format!(
-                    "{name}: has no checkpoint yet; train it first (--resume goes on with it)"
-                )));
-            }
-            (None, Some(last)) => *last,
-            (Some(step), Some(_)) if kept.contains(&step) => step,
-            (Some(step), Some(_)) => {
-                let kept = kept.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-                return Err(Error::Input(format!(
-                    "{name}: no checkpoint of step {step} was kept; there are steps {kept} \
-                     (checkpoint.every and checkpoint.keep decide)"
-                )));
-            }
-        };
-        let data = prepare(&config.data)?;
-        if let Some(recorded) = folder.tokenizer_hash()?.filter(|recorded| recorded != data.tokenizer.hash()) {
-            return Err(Error::Input(format!(
-                "{name}: trained with another tokenizer than data.tokenizer = {:?} gives now ({recorded:.12}, now {:.12}): its \
-                 ids would stand for other text. Has the corpus or the tokenizer's file changed? Put it back, or train anew",
-                config.data.tokenizer,
-                data.tokenizer.hash()
-            )));
-        }
+        let records = Records::open(folder)?;
+        let step = kept_step(&records.folder, step)?;
+        let data = text(&records.folder, &records.config, &records.data)?;
+        Self::of(records, step, data)
+    }
+}
+
+impl TrainedModel<Vocabulary> {
+    /// The same without the text.
+    ///
+    /// # Errors
+    /// [`Error::Input`] as [`TrainedModel::load`], but for the text.
+    pub fn look(folder: &Path, step: Option<u64>) -> Result<Self, Error> {
+        let records = Records::open(folder)?;
+        let step = kept_step(&records.folder, step)?;
+        let tokenizer = records.tokenizer()?;
+        let counts = records.counts(&tokenizer);
+        Self::of(records, step, Vocabulary { tokenizer, counts })
+    }
+}
+
+impl<D> TrainedModel<D> {
+    fn of(records: Records, step: u64, data: D) -> Result<Self, Error> {
+        let Records { folder, config, data: recorded, identity } = records;
         let device = device::open(config.device.parse::<DeviceSpec>()?.kind()?)?;
-        let vocabulary = data.tokenizer.vocabulary();
-        let context = config.data.context_length;
+        let (vocabulary, context) = (recorded.vocabulary, config.data.context_length);
         let at = Placement::f32(&device);
         let mut model = Model::init(&config.model, &config.head, vocabulary, context, config.seed, &at);
-        checkpoint::load_model(&checkpoints.join(format!("step-{step}")), &mut model, &device)?;
+        checkpoint::load_model(&folder.checkpoints(), step, &identity, &mut model, &device)?;
         Ok(Self { config, folder, step, data, model })
+    }
+}
+
+/// `step`, or the last of which a checkpoint was kept.
+fn kept_step(folder: &RunFolder, step: Option<u64>) -> Result<u64, Error> {
+    let name = folder.0.display();
+    let kept = checkpoint::list(&folder.checkpoints())?;
+    match (step, kept.last()) {
+        (_, None) => {
+            Err(Error::Input(format!("{name}: has no checkpoint yet; train it first (--resume goes on with it)")))
+        }
+        (None, Some(last)) => Ok(*last),
+        (Some(step), Some(_)) if kept.contains(&step) => Ok(step),
+        (Some(step), Some(_)) => Err(Error::Input(format!(
+            "{name}: no checkpoint of step {step} was kept (checkpoint.every and checkpoint.keep decide); {}",
+            checkpoint::other_steps(&kept)
+        ))),
     }
 }
 
@@ -124,14 +142,14 @@ impl ProbedModel for Probed<'_> {
     }
 }
 
-impl TrainedModel {
+impl<D> TrainedModel<D> {
     /// The model for probes that look while something else holds the rest.
     pub fn probed(&self) -> Probed<'_> {
         Probed { model: &self.model, context: self.config.data.context_length }
     }
 }
 
-impl ProbedModel for TrainedModel {
+impl<D> ProbedModel for TrainedModel<D> {
     fn layers(&self) -> usize {
         self.probed().layers()
     }

@@ -252,6 +252,7 @@ pub fn probe(folders: &[PathBuf], options: &ProbeOptions) -> Result<ProbeReport,
     let Some(first) = runs.first() else { return Err(Error::Input("no run to probe".into())) };
     runs.iter().try_for_each(|run| first.check_same_data(run))?;
     let steps: Vec<u64> = runs.iter().map(|run| run.step(options.step)).collect::<Result<_, _>>()?;
+    runs.iter().zip(&steps).try_for_each(|(run, step)| check_first(run, *step, &options.probes))?;
     let rows = first.rows(options.all_ids)?;
     let names = names(&runs);
     let asked = |probe: Probe| options.probes.contains(&probe);
@@ -264,6 +265,24 @@ pub fn probe(folders: &[PathBuf], options: &ProbeOptions) -> Result<ProbeReport,
         vocabulary: rows.vocabulary(),
     };
     Ok(ProbeReport { pairs, models, rows, permutations: options.permutations, seed: options.seed })
+}
+
+/// Refuses a run without the tables of step 0 where something is measured against them.
+fn check_first(run: &KeptTables, step: u64, probes: &[Probe]) -> Result<(), Error> {
+    let names = |needs: bool| {
+        let wanted = move |p: &&Probe| matches!(p, Probe::Learned | Probe::Evolution) == needs;
+        probes.iter().filter(wanted).map(|p| p.name()).collect::<Vec<_>>()
+    };
+    let (need, rest) = (names(true), names(false));
+    if step == 0 || need.is_empty() || run.steps.contains(&0) {
+        return Ok(());
+    }
+    let way_out = if rest.is_empty() { String::new() } else { format!(", or leave it out: --only {}", rest.join(",")) };
+    Err(Error::Input(format!(
+        "{}: no tables of step 0 were kept, against which {} measures; put the file back{way_out}",
+        run.folder.table(0).display(),
+        need.join(" and ")
+    )))
 }
 
 /// Opens each folder once.

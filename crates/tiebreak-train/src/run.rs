@@ -484,6 +484,9 @@ impl Run<'_> {
         starts.push(Start { from_step: step, threads: self.threads, products: products.clone(), command });
         let text = toml::to_string(self.config).map_err(|e| Error::Failed(format!("config.toml: {e}")))?;
         write_atomic(&self.folder.config(), text.as_bytes())?;
+        if let Some(json) = self.data.tokenizer.json() {
+            write_atomic(&self.folder.tokenizer(), json)?;
+        }
         let env = json!({
             "tiebreak": env!("CARGO_PKG_VERSION"),
             "burn": BURN_VERSION,

@@ -34,8 +34,7 @@ pub fn to_bytes<'a>(
 pub fn read(path: &Path, device: &Device) -> Result<BTreeMap<String, Tensor<2>>, Error> {
     let name = path.display();
     let bytes = std::fs::read(path).map_err(|e| Error::Failed(format!("{name}: cannot be read: {e}")))?;
-    let (tensors, _) = from_bytes(&bytes, device)
-        .map_err(|e| Error::Failed(format!("{name}: {e}; an earlier step of the run may be whole")))?;
+    let (tensors, _) = from_bytes(&bytes, device).map_err(|e| Error::Failed(format!("{name}: {e}")))?;
     Ok(tensors)
 }
 

@@ -4,7 +4,7 @@ use tiebreak_report::figure::{Figure, HeatMap, Key, Tile, heat_maps};
 use tiebreak_train::Error;
 
 use super::show::Sheet;
-use super::view::{Scale, View};
+use super::view::{Scale, View, legend};
 
 /// The figure of one run or two.
 pub fn picture(sheets: &[Sheet], view: View) -> Result<Figure, Error> {
@@ -27,6 +27,7 @@ pub fn picture(sheets: &[Sheet], view: View) -> Result<Figure, Error> {
         }
     };
     let [dark, bright] = scale.ends();
-    let caption = vec![format!("Cells: {}.", view.describe()), sheets[0].kind.describe().to_owned()];
+    let caption =
+        vec![format!("Cells: {}. The row \"next\" holds the token that follows.", view.describe()), legend(sheets)];
     heat_maps(&sheets.iter().map(map).collect::<Vec<_>>(), &Key { dark, bright, caption })
 }

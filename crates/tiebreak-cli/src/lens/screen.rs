@@ -3,7 +3,7 @@
 use anstyle::Style;
 
 use super::show::{Cell, Sheet};
-use super::view::{PROBABILITY, Scale, View};
+use super::view::{PROBABILITY, Scale, View, legend};
 use crate::terminal::{Side, cell, columns, is_disputed, ramp, styled, wrap};
 
 /// Blanks between columns.
@@ -77,7 +77,7 @@ pub fn screen(sheets: &[Sheet], view: View, paper: Paper) -> String {
     let [dark, bright] = scale.ends();
     let legend = format!(
         "{} Cells: {}. Dark: {dark}, bright: {bright}. The row \"next\" holds the token that follows.",
-        sheets[0].kind.describe(),
+        legend(sheets),
         view.describe(),
     );
     text + &wrap(&legend, paper.width)
@@ -213,6 +213,7 @@ mod tests {
             tokens: tokens.iter().map(|t| t.to_string()).collect(),
             ids: (0..tokens.len() as u32).collect(),
             shown: tokens.iter().map(|t| t.to_string()).collect(),
+            trained: None,
             layers: (0..=layers).map(|k| if k == 0 { "embed".into() } else { k.to_string() }).collect(),
             cells: (0..=layers).map(|layer| (0..tokens.len()).map(|i| cell(layer, i)).collect()).collect(),
         }

@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use burn::tensor::{Int, Tensor, TensorData};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tiebreak_data::{Tokenizer, frequencies, write_atomic};
+use tiebreak_data::{Tokenizer, check_writable, write_atomic};
 use tiebreak_model::interface::ModeKind;
 use tiebreak_probe::ProbedModel;
-use tiebreak_probe::lens::{Reading, Recipe, TunedLens, logit_lens, points};
-use tiebreak_train::lens::load_lens;
-use tiebreak_train::{Error, TrainedModel};
+use tiebreak_probe::lens::{Reading, Recipe, logit_lens, points};
+use tiebreak_train::lens::{Amount, StoredLens, load_lens};
+use tiebreak_train::{Error, TrainedModel, Vocabulary};
 
 use super::picture::picture;
 use super::screen::{Paper, screen};
 use super::view::View;
 use crate::generate::{unexpressed, unseen, utf8};
-use crate::terminal::{self, ColourChoice, NARROWEST, visible};
+use crate::terminal::{self, ColourChoice, NARROWEST, quoted, visible, whole};
 
 /// Which runs, which text, and how it is shown.
 #[derive(Args)]
@@ -36,10 +36,10 @@ pub struct ShowArgs {
     #[arg(long, default_value = "top")]
     view: View,
     /// Checkpoint to use [default: the last].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u64>)]
     step: Option<u64>,
     /// Columns [default: the terminal's].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     width: Option<usize>,
     /// Also draw a figure into this SVG file.
     #[arg(long, value_name = "FILE")]
@@ -95,7 +95,7 @@ pub struct Cell {
 pub struct Sheet {
     /// How states are read.
     pub kind: Kind,
-    /// The run's folder's name.
+    /// The run's folder's name, or its path where two have one name.
     pub run: String,
     /// Its checkpoint.
     pub step: u64,
@@ -110,6 +110,9 @@ pub struct Sheet {
     /// The tokens to be seen.
     #[serde(skip)]
     pub shown: Vec<String>,
+    /// How the lens was trained, where there is one that says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trained: Option<Amount>,
     /// `embed`, `1` .. `L`.
     pub layers: Vec<String>,
     /// By layer, then by token.
@@ -128,6 +131,7 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
     if args.width.is_some_and(|width| width < NARROWEST) {
         return Err(Error::Input(format!("--width {}: expected at least {NARROWEST}", args.width.unwrap_or(0))));
     }
+    let mut targets = Vec::new();
     for file in args.svg.iter().chain(&args.png) {
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
         if parent.is_some_and(|parent| !parent.is_dir()) || file.is_dir() {
@@ -136,8 +140,14 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
                 file.display()
             )));
         }
+        targets.push(check_writable(file)?);
     }
-    let models = args.runs.iter().map(|run| TrainedModel::load(run, args.step)).collect::<Result<Vec<_>, _>>()?;
+    if let [svg, png] = &targets[..]
+        && svg == png
+    {
+        return Err(Error::Input(format!("--svg and --png both name {}: give each a file of its own", svg.display())));
+    }
+    let models = args.runs.iter().map(|run| TrainedModel::look(run, args.step)).collect::<Result<Vec<_>, _>>()?;
     if let [a, b] = &models[..]
         && a.data.tokenizer.hash() != b.data.tokenizer.hash()
     {
@@ -146,8 +156,8 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
              one at a time",
             args.runs[0].display(),
             args.runs[1].display(),
-            a.data.info.tokenizer,
-            b.data.info.tokenizer
+            a.config.data.tokenizer,
+            b.config.data.tokenizer
         )));
     }
     let data = &models[0].data;
@@ -165,10 +175,15 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
             )));
         }
     }
-    for note in unexpressed(text, &ids, &data.tokenizer).into_iter().chain(unseen(&ids, &frequencies(&data.train))) {
+    for note in unexpressed(text, &ids, &data.tokenizer).into_iter().chain(unseen(&ids, data.counts.as_deref())) {
         tracing::warn!("{note}");
     }
-    let sheets = models.iter().map(|model| Sheet::read(model, &ids, args.kind)).collect::<Result<Vec<_>, _>>()?;
+    let mut sheets = models.iter().map(|model| Sheet::read(model, &ids, args.kind)).collect::<Result<Vec<_>, _>>()?;
+    if let [a, b] = &mut sheets[..]
+        && a.run == b.run
+    {
+        [a.run, b.run] = [0, 1].map(|i| args.runs[i].display().to_string());
+    }
     if args.svg.is_some() || args.png.is_some() {
         let figure = picture(&sheets, args.view)?;
         let files = [(&args.svg, figure.svg.as_bytes()), (&args.png, &figure.png)];
@@ -196,14 +211,23 @@ impl Sheet {
         format!("{} ({mode}), step {}", self.run, self.step)
     }
 
-    fn read(model: &TrainedModel, ids: &[u32], kind: Kind) -> Result<Self, Error> {
+    fn read(model: &TrainedModel<Vocabulary>, ids: &[u32], kind: Kind) -> Result<Self, Error> {
         let wide: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
         let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(wide, [1, ids.len()]), &model.device());
-        let readings = match kind {
-            Kind::Logit => logit_lens(model, ids_bt),
-            Kind::Tuned => tuned(model, Recipe::Converged)?.readings(model, ids_bt),
-            Kind::TunedPaper => tuned(model, Recipe::Paper)?.readings(model, ids_bt),
+        let stored = match kind {
+            Kind::Logit => None,
+            Kind::Tuned => Some(tuned(model, Recipe::Converged)?),
+            Kind::TunedPaper => Some(tuned(model, Recipe::Paper)?),
         };
+        let readings = match &stored {
+            None => logit_lens(model, ids_bt),
+            Some(stored) => stored.lens.readings(model, ids_bt),
+        };
+        let layers = points(model.layers());
+        let finite = |r: &Reading| r.p.is_finite() && r.kl_nats.is_finite() && r.entropy_nats.is_finite();
+        if let Some(bad) = readings.iter().position(|row| !row.iter().all(finite)) {
+            return Err(model.folder.no_numbers(model.step, &format!("point {}", layers[bad])));
+        }
         let tokenizer = &model.data.tokenizer;
         let name = model.folder.0.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_owned()));
         Ok(Self {
@@ -215,25 +239,27 @@ impl Sheet {
             tokens: ids.iter().map(|&id| token(tokenizer, id)).collect(),
             ids: ids.to_vec(),
             shown: ids.iter().map(|&id| shown(tokenizer, id)).collect(),
-            layers: points(model.layers()),
+            layers,
+            trained: stored.and_then(|stored| stored.trained),
             cells: readings.iter().map(|row| row.iter().map(|r| Cell::new(r, tokenizer)).collect()).collect(),
         })
     }
 }
 
 /// The lens that `lens train` left.
-fn tuned(model: &TrainedModel, recipe: Recipe) -> Result<TunedLens, Error> {
+fn tuned(model: &TrainedModel<Vocabulary>, recipe: Recipe) -> Result<StoredLens, Error> {
     let path = model.folder.lens(model.step, recipe, None);
     if !path.is_file() {
-        let run = model.folder.0.display();
+        let run = quoted(&model.folder.0);
         return Err(Error::Input(format!(
-            "{run}: no tuned lens was trained at step {0} with the recipe {1}: `tiebreak lens train {run} --step {0} --recipe {1}` \
+            "{}: no tuned lens was trained at step {1} with the recipe {2}: `tiebreak lens train {run} --step {1} --recipe {2}` \
              trains one",
+            model.folder.0.display(),
             model.step,
             recipe.name()
         )));
     }
-    load_lens(&path, model)
+    load_lens(&path, model, recipe)
 }
 
 impl Cell {

@@ -106,6 +106,15 @@ impl Kind {
     }
 }
 
+/// What is read and how it was trained, for all runs that are shown.
+pub fn legend(sheets: &[Sheet]) -> String {
+    let trained = sheets.iter().filter_map(|sheet| {
+        let whose = if sheets.len() > 1 { format!("{}: ", sheet.title()) } else { String::new() };
+        Some(format!(" {whose}trained on {}.", sheet.trained?.describe()))
+    });
+    sheets[0].kind.describe().to_owned() + &trained.collect::<String>()
+}
+
 /// Columns of a probability.
 pub const PROBABILITY: usize = 3;
 

@@ -111,7 +111,11 @@ impl<'a> Sheet<'a> {
         let both = n * width + (n - 1) * BETWEEN_MAPS;
         let beside = both <= WIDE;
         let whole = if beside { both } else { width }.max(NARROWEST);
-        let caption = key.caption.iter().flat_map(|text| lines(text, whole / LETTER)).collect();
+        let texts = maps.iter().flat_map(HeatMap::texts);
+        let named = texts.chain(key.caption.iter().map(String::as_str)).any(|text| text.chars().any(is_missing));
+        let named = named.then_some("U+ and a number stand for a character that is not in the font.");
+        let caption = key.caption.iter().map(String::as_str).chain(named);
+        let caption = caption.flat_map(|text| lines(text, whole / LETTER)).collect();
         Self { maps, key, width, beside, whole, caption }
     }
 }
@@ -133,6 +137,13 @@ fn lines(text: &str, letters: u32) -> Vec<String> {
 }
 
 impl HeatMap {
+    /// Everything that is written in it.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let cells = self.cells.iter().flatten().flat_map(|tile| [&tile.text, &tile.detail]);
+        let labels = [&self.title, &self.foot].into_iter().chain(&self.heads).chain(&self.feet).chain(&self.rows);
+        labels.chain(cells).map(String::as_str)
+    }
+
     /// Lines of text of a cell.
     fn lines(&self) -> u32 {
         1 + u32::from(self.cells.iter().flatten().any(|tile| !tile.detail.is_empty()))
@@ -165,7 +176,9 @@ impl Picture for Sheet<'_> {
     fn paint<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
         let (mut x, mut y) = (MARGIN, MARGIN);
         for map in self.maps {
-            paint_map(area, map, x, y, self.width)?;
+            // A title may be wider than its map where nothing stands beside it.
+            let title = if self.beside && self.maps.len() > 1 { self.width } else { self.whole };
+            paint_map(area, map, x, y, title)?;
             match self.beside {
                 true => x += self.width + BETWEEN_MAPS,
                 false => y += map.height() + BETWEEN_BLOCKS,
@@ -177,9 +190,8 @@ impl Picture for Sheet<'_> {
     }
 }
 
-fn paint_map<B: DrawingBackend>(area: &Area<B>, map: &HeatMap, left: u32, top: u32, width: u32) -> Drawn<B> {
-    let title = font(TEXT + 2);
-    write(area, &map.title, (left, top), width, &title)?;
+fn paint_map<B: DrawingBackend>(area: &Area<B>, map: &HeatMap, left: u32, top: u32, title: u32) -> Drawn<B> {
+    write(area, &map.title, (left, top), title, &font(TEXT + 2))?;
     for (block, first) in (0..map.heads.len()).step_by(COLUMNS).enumerate() {
         let columns = first..(first + COLUMNS).min(map.heads.len());
         let mut y = top + TITLE + block as u32 * map.block_height();
@@ -250,13 +262,23 @@ fn write<B: DrawingBackend>(area: &Area<B>, text: &str, (x, y): (u32, u32), widt
     area.draw(&Text::new(shown, (px(x), px(y)), style.clone()))
 }
 
+/// A blank to be seen, for which there is a plainer sign.
+const OPEN_BOX: char = '\u{2423}';
+
+/// Whether the compiled-in font lacks a character, so that its code point is written.
+fn is_missing(c: char) -> bool {
+    c != OPEN_BOX && lacks(c)
+}
+
+fn lacks(c: char) -> bool {
+    FontRef::try_from_slice(FONT).is_ok_and(|font| font.glyph_id(c).0 == 0)
+}
+
 /// `text` with code points in place of characters that the compiled-in font lacks.
 fn drawable(text: &str) -> String {
-    let Ok(font) = FontRef::try_from_slice(FONT) else { return text.to_owned() };
     let shown = |c: char| match c {
-        // Shown as an open box elsewhere.
-        '\u{2423}' if font.glyph_id(c).0 == 0 => "_".into(),
-        c if font.glyph_id(c).0 == 0 => format!("U+{:04X} ", c as u32),
+        OPEN_BOX if lacks(c) => "_".into(),
+        c if is_missing(c) => format!("U+{:04X} ", c as u32),
         c => c.to_string(),
     };
     text.chars().map(shown).collect::<String>().trim_end().to_owned()
@@ -319,6 +341,13 @@ mod tests {
     }
 
     #[test]
+    fn a_title_is_as_wide_as_the_picture() {
+        let title = "a title that is wider than three columns of cells are".to_owned();
+        let figure = heat_maps(&[HeatMap { title: title.clone(), ..map(3, 2) }], &key()).unwrap();
+        assert!(figure.svg.contains(&title));
+    }
+
+    #[test]
     fn captions_wrap() {
         assert_eq!(lines("one two three", 7), ["one two", "three"]);
         assert_eq!(lines("", 7), [""]);
@@ -330,5 +359,9 @@ mod tests {
     fn characters_without_a_glyph_are_named() {
         assert_eq!(drawable("ab\u{d55c}"), "abU+D55C");
         assert_eq!(drawable("the\u{2026}"), "the\u{2026}");
+        let said =
+            |map: HeatMap| heat_maps(&[map], &key()).unwrap().svg.contains("a character that is not in the font");
+        assert!(said(HeatMap { heads: vec!["\u{d55c}".into()], ..map(1, 1) }));
+        assert!(!said(HeatMap { heads: vec!["\u{2423}a".into()], ..map(1, 1) }));
     }
 }

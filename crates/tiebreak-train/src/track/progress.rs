@@ -122,14 +122,17 @@ pub struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &*shown() {
-            Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
-            None => io::stderr().write(bytes),
-        }
+        // A console that is full or gone takes no line, and cannot be told so.
+        let _ = match &*shown() {
+            Some(bar) => bar.suspend(|| io::stderr().write_all(bytes)),
+            None => io::stderr().write_all(bytes),
+        };
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        let _ = io::stderr().flush();
+        Ok(())
     }
 }
 
