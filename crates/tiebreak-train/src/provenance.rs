@@ -63,7 +63,8 @@ impl Provenance {
     /// without an id are left out.
     ///
     /// An update's share after AdamW is <u_side, u> / |u|^2 over all tables, weight decay left out: the update of a shared table
-    /// splits as its first moment does, that of a table of one side is all that side's. The two shares sum to 1.
+    /// splits as its first moment does, that of a table of one side is all that side's; auxiliary losses count with the sides
+    /// through which they reach it. The two shares sum to 1.
     pub fn scalars(&self, groups: &[Option<u8>]) -> Vec<(Tag, f64)> {
         let (a, b, c) = (self.input, self.output, self.dot);
         let (input, output) = (a.sqrt(), b.sqrt());
