@@ -281,17 +281,17 @@ fn native(
         let dlogits = match (precision, scale) {
             // Rounded on the way, which saves writing and reading them once more.
             (Precision::Bf16(kernel), Some(scale)) => {
-                let tiles = Tiles::of_values(logits, v, nats, |i, row, nats| match map.is_plain() {
-                    true => {
+                let tiles = match map.is_plain() {
+                    true => Tiles::of_values(logits, v, nats, |i, row, nats| {
                         let (found, factor) = cross_entropy_row_unscaled(row, targets[i], scale);
                         *nats = found;
                         factor
-                    }
-                    false => {
+                    }),
+                    false => Tiles::of_values(logits, v, nats, |i, row, nats| {
                         *nats = mapped_row(row, row_map, &mut slopes(), targets[i], Some(scale));
                         1.0
-                    }
-                });
+                    }),
+                };
                 Factor::rounded(kernel, tiles)
             }
             _ => {

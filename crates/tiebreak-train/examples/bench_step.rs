@@ -218,7 +218,7 @@ fn main() {
             "losses": all.iter().map(|t| t.loss).collect::<Vec<_>>(),
             "products": precision.describe(),
             "threads": rayon::current_num_threads(),
-            "head": head,
+            "head": head.mode_name(),
             "block": block,
             "parameters": bench.model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum::<usize>(),
         })
