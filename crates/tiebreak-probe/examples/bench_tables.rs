@@ -1,7 +1,7 @@
 //! Time and peak memory of alignment, neighbours and their nulls on two tables of raw little-endian f32 values, row by row.
 //!
-//!     python scripts/check_probes.py bench 50304 2048 1 --save /tmp/big        (writes /tmp/big.source.f32 and .target.f32)
-//!     cargo run --release -p tiebreak-probe --example bench_tables -- 50304 2048 1 /tmp/big [METRIC...]
+//!     python scripts/check_probes.py bench 50304 2048 1 --save big        (writes big.source.f32 and big.target.f32)
+//!     cargo run --release -p tiebreak-probe --example bench_tables -- 50304 2048 1 big [METRIC...]
 
 use std::time::Instant;
 
