@@ -149,7 +149,7 @@ fn configuration() {
         ("[intervene]\noutput_clip = nan", &["intervene.output_clip = NaN", "expected a number from 0"]),
         (
             "[intervene]\nbalance_target = 1.0\nlearned = true",
-            &["intervene.balance_target and intervene.learned", "same factor"],
+            &["intervene.balance_target and intervene.learned", "against each other"],
         ),
         (
             "[intervene]\nbalance_target = 1.0\ninput_scale = 5.0",
@@ -182,6 +182,19 @@ fn configuration() {
         ),
         ("[aux]\nreconstruction = -1.0", &["aux.reconstruction = -1", "from 0 (off)"]),
         ("[aux]\nsymmetry = 1.0", &["aux.symmetry = 1", "\"tied\"", "one matrix", "untied"]),
+        ("[aux]\nsymmetry_refresh = 9", &["aux.symmetry_refresh = 9", "without aux.symmetry"]),
+        ("[intervene]\nbalance_target = 1e3", &["intervene.balance_target = 1000", "0.01 to 100"]),
+        (
+            "[intervene]\nbalance_target = 1.0\noutput_scale = 0.0",
+            &["intervene.balance_target", "intervene.output_scale = 0", "remove one"],
+        ),
+        ("[optim]\ntable_warmup_steps = 61", &["optim.table_warmup_steps = 61", "train.steps = 60"]),
+        ("[head]\nmode = \"tie_then_untie\"\nuntie_at = 60", &["head.untie_at = 60", "train.steps = 60", "tied"]),
+        (
+            "[head]\nmode = \"tie_then_untie\"\nuntie_at = 0.0\n[intervene]\nlearned = true",
+            &["intervene.learned", "no parameter that both reach"],
+        ),
+        ("[head]\nlogit_softcap = 2000.0", &["head.logit_softcap = 2000", "1000"]),
         ("[aux]\nsymmetry_refresh = 0", &["aux.symmetry_refresh = 0", "expected 1 to"]),
         ("[aux]\nsymetry = 1.0", &["unknown key symetry in [aux]", "did you mean aux.symmetry"]),
         ("[probe]\nevery = -1", &["probe.every", "-1"]),

@@ -187,14 +187,17 @@ fn pullback_is_the_autodiff_gradient_of_every_parameter_in_f32() {
 /// <gradient, direction> against differences of the loss, in f64: of the language model's, through every parameter of the interface.
 #[test]
 fn pullback_is_the_slope_of_the_loss() {
-    for head in mapped_heads().into_iter().filter(|head| head.z_loss == 0.0) {
+    for head in mapped_heads() {
         let batch = batch(2, "slope");
         let of = |model: &Model| gradients(model, std::slice::from_ref(&batch), 1.0, Precision::F32, false);
         let base = shaken(&head, DType::F64);
         let found: Vec<Tensor<2>> = base.interface.pullback(of(&base).tables).into_iter().map(Sides::sum).collect();
         for (parameter, gradient) in found.iter().enumerate() {
             let direction = direction(gradient.dims(), parameter);
-            let loss = |by: f64| of(&moved(&head, parameter, &direction, by)).loss;
+            let loss = |by: f64| {
+                let model = moved(&head, parameter, &direction, by);
+                of(&model).loss + head.z_loss * mean_square_of_log_partition(&model, &batch)
+            };
             let expected = (loss(1e-6) - loss(-1e-6)) / 2e-6;
             let along = host(&(gradient.clone() * direction.clone())).iter().sum::<f64>();
             assert!(
@@ -203,6 +206,16 @@ fn pullback_is_the_slope_of_the_loss() {
             );
         }
     }
+}
+
+/// What a z-loss of weight 1 adds per token, from the logits themselves.
+fn mean_square_of_log_partition(model: &Model, batch: &MicroBatch) -> f64 {
+    let n = batch.inputs.len();
+    let ids = Tensor::<1, Int>::from_data(TensorData::new(batch.inputs.clone(), [n]), &Device::flex());
+    let h_btd = model.trunk.forward(Model::lookup(&model.interface.pair().input_vd, ids.reshape([n / T, T])));
+    let head = Head::new(&model.interface.tables(), &model.logit_map, |table| Table::whole(table.formed()));
+    let logits = host(&head.logits(h_btd.reshape([n, D])));
+    logits.chunks(V).map(|row| row.iter().map(|z| z.exp()).sum::<f64>().ln().powi(2)).sum::<f64>() / n as f64
 }
 
 fn direction(shape: [usize; 2], parameter: usize) -> Tensor<2> {
@@ -706,6 +719,156 @@ fn auxiliary_losses_have_the_gradients_of_their_differences() {
     }
 }
 
+/// Between refreshes the rotation of an earlier step is held, and is not the best one any more.
+#[test]
+fn a_symmetry_loss_with_its_rotation_held_has_the_gradient_of_its_differences() {
+    let head = head(ModeKind::Untied);
+    let mut config = config();
+    (config.aux.symmetry, config.aux.symmetry_refresh) = (0.3, 50);
+    let mut memory = None;
+    auxiliary(&model_of(&with(ModeKind::Untied, |_| ()), DType::F64), &config, 1, &mut memory, false).unwrap();
+    let held = memory.expect("the rotation of step 1");
+    let of = |model: &Model| {
+        let mut memory = Some(held.clone());
+        let found = auxiliary(model, &config, 2, &mut memory, false).unwrap();
+        assert_eq!(host(&memory.unwrap()), host(&held), "step 2 refreshes nothing");
+        found
+    };
+    let base = shaken(&head, DType::F64);
+    let at_a_refresh = auxiliary(&base, &config, 1, &mut None, false).unwrap().loss;
+    assert!(of(&base).loss > at_a_refresh * (1.0 + 1e-6), "the held rotation is the best one");
+    let found = base.interface.pullback(of(&base).gradient).into_iter().map(Sides::sum);
+    for (parameter, gradient) in found.enumerate() {
+        let direction = direction(gradient.dims(), parameter);
+        let loss = |by: f64| of(&moved(&head, parameter, &direction, by)).loss;
+        let expected = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+        let along = host(&(gradient * direction)).iter().sum::<f64>();
+        assert!((along - expected).abs() < 1e-8 * (expected.abs() + 1.0), "{parameter}: {along} {expected}");
+    }
+}
+
+fn length(t: &Tensor<2>) -> f64 {
+    host(t).iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The update that completes step 1 of a mode, and the model after it.
+fn first_step(head: &HeadConfig, change: impl Fn(&mut RunConfig)) -> (tiebreak_train::step::Update, Model) {
+    let (mut config, mut model) = (config(), model_of(head, DType::F64));
+    change(&mut config);
+    let mut adam = AdamW::new(config.optim.betas, config.optim.eps);
+    let found = gradients(&model, &[batch(3, "rules")], 1.0, Precision::F32, true);
+    let done = update(&mut model, &mut adam, &mut Memory::default(), found, &config, 1, false);
+    (done, model)
+}
+
+#[test]
+fn rules_weigh_the_sides_as_they_say() {
+    use tiebreak_train::intervene::Place;
+    let tied = head(ModeKind::Tied);
+    let whole = gradients(&model_of(&tied, DType::F64), &[batch(3, "rules")], 1.0, Precision::F32, true).whole.unwrap();
+    let (input, output) = (length(&whole.input_vd), length(&whole.output_vd));
+    assert!((input / output - 1.0).abs() > 1e-3, "sides that are equal from the start show nothing");
+
+    let balanced = first_step(&tied, |c| c.intervene.balance_target = 2.0).0.factors;
+    assert!((balanced.input * input / (balanced.output * output) - 2.0).abs() < 1e-12, "{balanced:?}");
+    assert_eq!(balanced.output, 1.0);
+
+    let multiple = 0.5 * output / input;
+    let clipped = |c: &mut RunConfig| {
+        c.intervene.output_clip = multiple;
+        c.intervene.position = Place::AfterClip;
+    };
+    let (done, clipped) = first_step(&tied, clipped);
+    assert!((done.factors.output - 0.5).abs() < 1e-12 && done.factors.input == 1.0, "{:?}", done.factors);
+    let plain = first_step(&tied, |_| ()).1;
+    for (a, b) in clipped.trunk.parameters().iter().zip(plain.trunk.parameters()) {
+        assert_eq!(host(&a.value), host(&b.value), "{}: the clip of the output side reaches the table alone", a.path);
+    }
+    assert_ne!(host(&clipped.interface.pair().input_vd), host(&plain.interface.pair().input_vd));
+
+    // The shortest mixture of what reaches the shared columns, which are the first five of `partial`.
+    for (mode, columns) in [(ModeKind::Tied, D), (ModeKind::Partial, 5)] {
+        let head = head(mode);
+        let whole =
+            gradients(&model_of(&head, DType::F64), &[batch(3, "rules")], 1.0, Precision::F32, true).whole.unwrap();
+        let part = |g: &Tensor<2>| host(&g.clone().slice([0..V, 0..columns]));
+        let (a, b) = (part(&whole.input_vd), part(&whole.output_vd));
+        let squared = |g: f64| a.iter().zip(&b).map(|(a, b)| (g * a + (1.0 - g) * b).powi(2)).sum::<f64>();
+        let learned = first_step(&head, |c| c.intervene.learned = true).0.factors;
+        assert!((learned.input + learned.output - 2.0).abs() < 1e-12, "{learned:?}");
+        let g = learned.input / 2.0;
+        assert!(g > 0.01 && g < 0.99, "{mode:?}: an end of the range shows little: {g}");
+        assert!(squared(g) < squared(g + 1e-4).min(squared(g - 1e-4)), "{mode:?}: {g}");
+    }
+}
+
+#[test]
+fn rules_rest_once_nothing_is_shared() {
+    let head = with(ModeKind::TieThenUntie, |h| h.untie_at = 1.0);
+    for (name, rule) in [
+        ("balance", (|c| c.intervene.balance_target = 1.0) as fn(&mut RunConfig)),
+        ("learned", |c| c.intervene.learned = true),
+        ("output_clip", |c| c.intervene.output_clip = 0.1),
+    ] {
+        let (mut config, mut model) = (config(), model_of(&head, DType::F64));
+        rule(&mut config);
+        let (mut adam, mut memory) = (AdamW::new(config.optim.betas, config.optim.eps), Memory::default());
+        let factors: Vec<_> = (1..=2)
+            .map(|step| {
+                let found = gradients(&model, &[batch(3, &format!("rest {step}"))], 1.0, Precision::F32, true);
+                update(&mut model, &mut adam, &mut memory, found, &config, step, false).factors
+            })
+            .collect();
+        assert_ne!(factors[0], tiebreak_train::intervene::Factors::NONE, "{name}");
+        assert_eq!(factors[1], tiebreak_train::intervene::Factors::NONE, "{name}");
+    }
+}
+
+/// Looked-up vectors are brought to a root mean square of 1, then scaled: 3 and 4 have 5 / sqrt(2).
+#[test]
+fn looked_up_vectors_are_normed_and_then_scaled() {
+    let entered = |norm: bool, scale: f64| {
+        let shape = ModelConfig { d_model: 2, n_layers: 1, n_heads: 1, d_ff: 4, ..ModelConfig::default() };
+        let shape = ModelConfig { embed_norm: norm, embed_scale: scale, norm_eps: 0.0, ..shape };
+        let at = Placement { device: Device::flex(), dtype: DType::F64 };
+        let model = Model::init(&shape, &head(ModeKind::Tied), V, T, 3, &at);
+        let x = Tensor::<3>::from_data([[[3.0f64, 4.0]]], (&Device::flex(), DType::F64));
+        host(&model.trunk.states(x)[0])
+    };
+    let rms = 5.0 / 2f64.sqrt();
+    for (norm, scale, expected) in [
+        (false, 1.0, [3.0, 4.0]),
+        (false, 2.5, [7.5, 10.0]),
+        (true, 1.0, [3.0 / rms, 4.0 / rms]),
+        (true, 2.5, [7.5 / rms, 10.0 / rms]),
+    ] {
+        let found = entered(norm, scale);
+        assert!(relative(&found, &expected) < 1e-12, "{norm} {scale}: {found:?}");
+    }
+}
+
+/// Norm and scale of looked-up vectors, through the whole step: G_in is that of the raw table.
+#[test]
+fn a_normed_and_scaled_lookup_has_the_gradient_of_its_differences() {
+    let shape = ModelConfig { embed_norm: true, embed_scale: 3.0, ..shape() };
+    let at = Placement { device: Device::flex(), dtype: DType::F64 };
+    let batch = batch(2, "entered");
+    let loss_and_gradient = |by: f64| {
+        let mut model = Model::init(&shape, &head(ModeKind::Untied), V, T, 3, &at);
+        let direction = direction([V, D], 0);
+        model.visit(&mut |p, role| {
+            if role == Some(Role::Input) {
+                p.value = p.value.clone() + direction.clone().mul_scalar(by);
+            }
+        });
+        let found = gradients(&model, std::slice::from_ref(&batch), 1.0, Precision::F32, true);
+        (found.loss, host(&(found.whole.unwrap().input_vd * direction)).iter().sum::<f64>())
+    };
+    let along = loss_and_gradient(0.0).1;
+    let expected = (loss_and_gradient(1e-6).0 - loss_and_gradient(-1e-6).0) / 2e-6;
+    assert!((along - expected).abs() < 1e-8 * (expected.abs() + 1.0) && along != 0.0, "{along} {expected}");
+}
+
 #[test]
 fn scales_do_not_touch_an_auxiliary_loss() {
     let moments = |scale: f64, place: tiebreak_train::intervene::Place| {
@@ -787,7 +950,38 @@ fn operations_are_counted_by_factor() {
     assert_eq!(flops(&head(Projected)), tied + 6 * d * d);
     assert_eq!(flops(&head(Factorised)), tied - 6 * v * d + 6 * (v * 3 + 2 * 3 * d));
     assert_eq!(flops(&head(LowRankPrivate)), tied + 2 * 6 * v * 3 * d / 100);
-    assert_eq!(flops(&head(PseudoInverse)), tied + 6 * 2 * d * d + 2 * 4 * v * d * d / 100);
+    // d = 12: T is formed with 4 levels of blocks, 10 products, twice; 124 products of d x d in the retraction, 4 in the pullback.
+    assert_eq!(
+        flops(&head(PseudoInverse)),
+        tied + 6 * 2 * d * d + 2 * (4 * v * d * d + (120 + 4 + 2 * 10) * d * d * d) / 100
+    );
+    let mut config = config();
+    (config.model, config.data.context_length, config.train.batch_size) = (shape(), 10, 10);
+    let plain = config.flops_per_token(V);
+    config.aux.reconstruction = 0.1;
+    assert_eq!(config.flops_per_token(V), plain + 2 * 3 * 256 * v * d / 100);
+    (config.aux.reconstruction, config.aux.symmetry, config.aux.symmetry_refresh) = (0.0, 0.1, 1);
+    assert_eq!(config.flops_per_token(V), plain + 2 * (3 * v * d * d + 80 * d * d * d) / 100);
+}
+
+/// At a size that is trained: T and the retraction in f32.
+#[test]
+fn a_pseudo_inverse_of_usual_size_stays_one() {
+    let (v, d) = (3144, 128);
+    let shape = ModelConfig { d_model: d, n_layers: 1, n_heads: 2, d_ff: 64, ..ModelConfig::default() };
+    let head = head(ModeKind::PseudoInverse);
+    let mut model = Model::init(&shape, &head, v, T, 3, &Placement::f32(&Device::flex()));
+    let mut config = config();
+    config.optim.lr = 6e-3;
+    let (mut adam, mut memory) = (AdamW::new(config.optim.betas, config.optim.eps), Memory::default());
+    for step in 1..=40 {
+        let found = gradients(&model, &[batch(4, &format!("usual {step}"))], 1.0, Precision::F32, false);
+        update(&mut model, &mut adam, &mut memory, found, &config, step, false);
+    }
+    let pair = model.interface.pair();
+    let product_dd = product(&pair.output_vd, &pair.input_vd, Transposed::First);
+    let off = length(&(product_dd - Tensor::<2>::eye(d, &Device::flex())));
+    assert!(off < 1e-3, "|U^T E - I| = {off:e}");
 }
 
 #[test]
@@ -797,5 +991,10 @@ fn every_mode_says_what_it_shares() {
         assert!(said.starts_with(&format!("{}: ", head.mode_name())), "{said}");
         assert!(said.contains("[3144, ") || said.contains(", 128]"), "shapes: {said}");
         assert!(!said.contains("  ") && !said.ends_with('.'), "{said}");
+        // At a limit that is `tied`, nothing is said of parts that do not exist.
+        if head.one_matrix(V, D) && !matches!(head.mode, ModeKind::Tied | ModeKind::Factorised | ModeKind::TiedBias) {
+            let said = head.describe(V, D);
+            assert!(said.ends_with("as in tied") && !said.contains(", 0]"), "{said}");
+        }
     }
 }

@@ -103,5 +103,7 @@ fn is_looked_into(place: &Place, run: &RunDir, head: &HeadConfig) {
             assert!((cell["p"].as_f64().unwrap() / log_p.exp() - 1.0).abs() < 1e-4, "{name} {kind}: {cell} {log_p}");
         }
     }
+    let unknown: Vec<_> = run.metrics().into_iter().filter(|(_, tag, _)| !tiebreak_sweep::is_tag(tag)).collect();
+    assert!(unknown.is_empty(), "{name}: {unknown:?}");
     run.check_tidy();
 }

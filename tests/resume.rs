@@ -473,11 +473,6 @@ fn tie_then_untie_resumes_around_its_switch() {
     assert_eq!(expected.value(148, "head/one_matrix"), Some(0.0));
     assert!(expected.value(147, "grad/shared_input_norm").is_some());
     assert_eq!(expected.value(148, "grad/shared_input_norm"), None);
-    // TensorBoard's file has the same tags.
-    let files = std::fs::read_dir(&expected.0).unwrap().flatten().map(|e| e.path());
-    let mut events = files.filter(|p| p.file_name().unwrap().to_string_lossy().starts_with("events.out"));
-    let bytes = std::fs::read(events.next().unwrap()).unwrap();
-    assert!(bytes.windows(15).any(|w| w == b"head/one_matrix"));
 }
 
 #[cfg(target_os = "linux")]

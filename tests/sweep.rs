@@ -101,8 +101,9 @@ fn end_to_end_and_again() {
     }
     // What may be a sweep's metric is what a run writes.
     let written: BTreeSet<String> = of(&runs, "tied", 0).metrics().into_iter().map(|(_, tag, _)| tag).collect();
-    let unknown: Vec<&String> = written.iter().filter(|tag| !tiebreak_sweep::is_tag(tag)).collect();
-    assert!(unknown.is_empty(), "{unknown:?}");
+    let all: BTreeSet<String> = runs.values().flat_map(RunDir::metrics).map(|(_, tag, _)| tag).collect();
+    let unknown: Vec<&String> = all.iter().filter(|tag| !tiebreak_sweep::is_tag(tag)).collect();
+    assert!(unknown.is_empty() && all.contains("intervene/input_scale"), "{unknown:?} {all:?}");
     // train 7, eval 3 and 10 deciles, grad 7, authors 3, shared 2, groups 20, update 2, embedding 4, a layer each.
     assert_eq!(written.len(), 60, "{written:?}");
     let values = |arm: &str, tag: &str, seeds: &[u64]| -> Vec<f64> {

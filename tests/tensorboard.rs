@@ -117,6 +117,11 @@ fn tensorboard_reads_every_kind_of_run() {
     let probes = ["head.mode=untied", "probe.every=20", "probe.permutations=2", "log.histograms_every=20"];
     let probes: Vec<&str> = probes.into_iter().flat_map(|set| ["--set", set]).collect();
     let probed = train("probed", &probes).expect(0).folder(&place);
+    let switching = train("switching", &["--set", "head.mode=tie_then_untie"]).expect(0).folder(&place);
+    assert_eq!(
+        (switching.value(30, "head/one_matrix"), switching.value(31, "head/one_matrix")),
+        (Some(1.0), Some(0.0))
+    );
     // Pictures are made later, into a folder of their own.
     std::fs::create_dir_all(place.path("tb/figures")).unwrap();
     let mut figures = TensorBoard::open(&place.path("tb/figures"), None).unwrap();
@@ -127,7 +132,7 @@ fn tensorboard_reads_every_kind_of_run() {
     let said = Said::of(place.command(python).arg(script).arg(place.path("tb"))).expect(0);
     let read: Value = serde_json::from_str(&said.stdout).unwrap();
     let folders: Vec<&String> = read["runs"].as_object().unwrap().keys().collect();
-    assert_eq!(folders.len(), 6, "one run per folder: {folders:?}");
+    assert_eq!(folders.len(), 7, "one run per folder: {folders:?}");
     assert_eq!(read["runs"]["figures"]["images"]["figure/flag"], serde_json::json!([[600, 3, 2]]));
     let of = |run: &RunDir| -> &Value {
         let name = run.0.strip_prefix(place.path("tb")).unwrap().to_str().unwrap();
@@ -138,6 +143,7 @@ fn tensorboard_reads_every_kind_of_run() {
         ("resumed", &resumed, "STATUS_SUCCESS"),
         ("diverged", &diverged, "STATUS_FAILURE"),
         ("probed", &probed, "STATUS_SUCCESS"),
+        ("switching", &switching, "STATUS_SUCCESS"),
         ("killed", &killed, "STATUS_UNKNOWN"),
     ] {
         let found = of(run);

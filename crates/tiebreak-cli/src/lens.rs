@@ -93,7 +93,7 @@ fn train_here(run: &Path, choice: &Choice, tell: &Tell, stop: &AtomicBool) -> Re
     config.resolve()?;
     let other = choice.corpus.as_deref().map(|corpus| other_corpus(&model, corpus)).transpose()?;
     let job = LensJob {
-        model: &model,
+        model: &model.probed(),
         folder: &model.folder,
         step: model.step,
         data: other.as_ref().unwrap_or(&model.data),

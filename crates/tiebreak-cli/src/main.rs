@@ -252,7 +252,8 @@ fn main() -> ExitCode {
         // It would tell of them with eprintln!, which panics where stderr is what failed.
         .log_internal_errors(false)
         .init();
-    match run(cli.command) {
+    let asked = tiebreak_kernels::simd::asked().map_err(Error::Input);
+    match asked.and_then(|_| run(cli.command)) {
         Ok(End::Done) => ExitCode::SUCCESS,
         Ok(End::Failed) => ExitCode::from(1),
         Ok(End::Interrupted) => ExitCode::from(130),

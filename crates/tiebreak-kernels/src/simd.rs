@@ -20,7 +20,7 @@ pub enum Level {
 static FORCED: AtomicU8 = AtomicU8::new(0);
 
 /// The level in use: what [`force`] said, else `TIEBREAK_SIMD` = `avx512`, `avx2`, `plain` or `off`, else the best the
-/// processor has. A level the processor lacks becomes the best it has; an unknown word counts as none.
+/// processor has. A level the processor lacks becomes the best it has; a word that [`asked`] refuses counts as none.
 pub fn level() -> Level {
     static CHOSEN: OnceLock<Level> = OnceLock::new();
     match FORCED.load(Ordering::Relaxed) {
@@ -28,15 +28,21 @@ pub fn level() -> Level {
         2 => Level::Avx2,
         3 => Level::Plain,
         4 => Level::Off,
-        _ => *CHOSEN.get_or_init(|| {
-            let asked = match std::env::var("TIEBREAK_SIMD").as_deref() {
-                Ok("avx2") => Level::Avx2,
-                Ok("plain") => Level::Plain,
-                Ok("off") => Level::Off,
-                _ => Level::Avx512,
-            };
-            at_most(asked)
-        }),
+        _ => *CHOSEN.get_or_init(|| at_most(asked().unwrap_or(Level::Avx512))),
+    }
+}
+
+/// What `TIEBREAK_SIMD` asks for.
+///
+/// # Errors
+/// The message, for a word that it does not know.
+pub fn asked() -> Result<Level, String> {
+    match std::env::var_os("TIEBREAK_SIMD").as_deref().map(|word| word.to_string_lossy()).as_deref() {
+        None | Some("" | "avx512") => Ok(Level::Avx512),
+        Some("avx2") => Ok(Level::Avx2),
+        Some("plain") => Ok(Level::Plain),
+        Some("off") => Ok(Level::Off),
+        Some(word) => Err(format!("TIEBREAK_SIMD={word}: unknown; use avx512, avx2, plain or off, or unset it")),
     }
 }
 

@@ -123,8 +123,8 @@ impl ModelConfig {
 
     /// FLOPs per token of training with `step_tokens` tokens a step: 3 times the forward pass (backward counts twice), 2 per
     /// multiply-add, matrix products only; attention over the whole context, as it is computed; the interface as its mode
-    /// computes it, the head's product in every mode. Tables that are formed for provenance, auxiliary losses and evaluation are
-    /// not counted.
+    /// computes it, the head's product in every mode. Auxiliary losses and tables that are formed for
+    /// provenance and evaluation are not counted.
     pub fn flops_per_token(&self, head: &HeadConfig, vocabulary: usize, context: usize, step_tokens: usize) -> usize {
         let d = self.d_model;
         let block = 4 * d * d + (self.mlp.up_width() + 1) * d * self.d_ff + 2 * context * d;

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use tiebreak_kernels::{Transposed, product};
 
 /// Each step multiplies a small singular value by 1.5 until the last few, so ratios down to 1e-6 are brought to 1.
-const ITERATIONS: usize = 40;
+pub const ITERATIONS: usize = 40;
 
 fn times(a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
     product(a, b, Transposed::Neither)

@@ -40,11 +40,8 @@ pub struct Judged {
     pub missing: Vec<String>,
 }
 
-/// What a claim's measuring gives.
-type Found = Vec<Measure>;
-
 /// Finds a claim's measures.
-type Finder = fn(&mut Judge) -> Result<Found, Error>;
+type Finder = fn(&mut Judge) -> Result<Vec<Measure>, Error>;
 
 /// Every claim that can be judged: its id, the cells it needs, and how it is measured.
 const CLAIMS: [(&str, &[&str], Finder); 13] = [
@@ -245,7 +242,7 @@ pub fn kept_between(runs: &Runs, cell: &str) -> Vec<u64> {
     steps.unwrap_or_default()
 }
 
-fn closer_to_output(judge: &mut Judge) -> Result<Found, Error> {
+fn closer_to_output(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     let sides = judge.sides("tied", Part::Whole)?;
     let mut measures = vec![judge.difference(Role::Primary, "untied", "tied", "procrustes", Part::Whole)?];
     let learned = judge.sides("tied", Part::Learned)?;
@@ -313,7 +310,7 @@ fn log_ratio(norms: [&str; 2]) -> String {
 
 const FIRST: &str = "first 10 % of steps";
 
-fn output_gradient_dominates(judge: &mut Judge) -> Result<Found, Error> {
+fn output_gradient_dominates(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     let share = judge.each("tied", |run| {
         let share = mean_over(run.series()?.of("grad/output_signed_share"), Window::First(0.1), run.steps(), |x| x);
         Ok(share.map(|share| share - 0.5))
@@ -340,7 +337,7 @@ fn output_gradient_dominates(judge: &mut Judge) -> Result<Found, Error> {
     Ok(measures)
 }
 
-fn output_gradient_5_to_10_times(judge: &mut Judge) -> Result<Found, Error> {
+fn output_gradient_5_to_10_times(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     let between = judge.each("tied", |run| {
         let ratio = run.series()?.rolling_ratio(AUTHORS[0], AUTHORS[1]);
         let inside = |x: f64| f64::from(u8::from((5.0..=10.0).contains(&x)));
@@ -358,7 +355,7 @@ pub fn cosine(run: &Run, side: Side, step: u64, before: u64, rows: &Rows) -> Res
     Ok(Drift::between(&table(run, side, step)?, &table(run, side, before)?, rows)?.mean)
 }
 
-fn output_moves_more(judge: &mut Judge) -> Result<Found, Error> {
+fn output_moves_more(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     let moved = |step: Option<u64>| {
         judge.each("untied", |run| {
             let (rows, third) = (judge.runs.rows(run)?, (run.steps() as f64 / 3.0).round() as u64);
@@ -387,7 +384,7 @@ fn output_moves_more(judge: &mut Judge) -> Result<Found, Error> {
     Ok(measures)
 }
 
-fn norm_frequency(judge: &mut Judge) -> Result<Found, Error> {
+fn norm_frequency(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     let mut primary = judge.difference(Role::Primary, "untied", "tied", "norm_spearman", Part::Whole)?;
     primary.name = "Spearman of tied row norms with output norms, minus with input norms (other seeds)".into();
     let mut measures = vec![primary];
@@ -405,7 +402,7 @@ fn norm_frequency(judge: &mut Judge) -> Result<Found, Error> {
     Ok(measures)
 }
 
-fn early_layers_suffer(judge: &mut Judge) -> Result<Found, Error> {
+fn early_layers_suffer(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     use Recipe::{Converged, Paper};
     let bits: Value = |s| Some(s.kl_bits);
     // Tied less untied, of one point or of the first half.
@@ -478,7 +475,7 @@ fn early_layers_suffer(judge: &mut Judge) -> Result<Found, Error> {
     Ok(measures)
 }
 
-fn scaling(judge: &mut Judge, side: Side) -> Result<Found, Error> {
+fn scaling(judge: &mut Judge, side: Side) -> Result<Vec<Measure>, Error> {
     let of = |side: Side, sides: [Crossed; 2]| {
         let [input, output] = sides;
         if side == Side::Input { input } else { output }
@@ -557,7 +554,7 @@ fn moved_apart(judge: &Judge) -> Result<Estimate, Error> {
     })
 }
 
-fn x3_restores_balance(judge: &mut Judge) -> Result<Found, Error> {
+fn x3_restores_balance(judge: &mut Judge) -> Result<Vec<Measure>, Error> {
     let balance = |[input, output]: [Crossed; 2]| {
         Estimate::crossed(&minus(&input.values("procrustes"), &output.values("procrustes")))
     };
@@ -568,7 +565,7 @@ fn x3_restores_balance(judge: &mut Judge) -> Result<Found, Error> {
 }
 
 /// Validation losses of two arms, paired by seed.
-fn loss(judge: &mut Judge, arm: &str, baseline: &str) -> Result<Found, Error> {
+fn loss(judge: &mut Judge, arm: &str, baseline: &str) -> Result<Vec<Measure>, Error> {
     let versus = format!("{arm} - {baseline}");
     let mut measures = vec![Measure::new(
         Role::Primary,

@@ -150,7 +150,7 @@ fn one(folder: &std::path::Path, recipe: Recipe, give_up: &(impl Fn() -> bool + 
     let train_tokens = if recipe == Recipe::Paper { 0 } else { model.config.lens.train_tokens };
     let config = LensConfig { recipe, train_tokens, ..model.config.lens.clone() };
     let job = LensJob {
-        model: &model,
+        model: &model.probed(),
         folder: &model.folder,
         step: model.step,
         data: &model.data,

@@ -9,7 +9,7 @@ use tiebreak_train::Error;
 use tiebreak_train::folder::RunState;
 
 use crate::runs::{Found, Run, Scalars, find};
-use crate::statistics::{Paired, mean, median, paired, sd};
+use crate::statistics::{Paired, holm, mean, median, p_value, paired, sd};
 use crate::summary::SweepRecord;
 
 /// Shown beside every metric: differences of perplexity depend on its level, differences in nats do not.
@@ -78,6 +78,10 @@ pub struct Versus {
     pub mean_difference: Option<f64>,
     /// Its 95 % t interval; `None` below three pairs.
     pub ci95: Option<[f64; 2]>,
+    /// Two-sided p-value of the paired t test; `None` below three pairs.
+    pub p: Option<f64>,
+    /// `p` adjusted (Holm) for the number of arms that are compared.
+    pub p_holm: Option<f64>,
     /// Seeds that both have.
     pub pairs: usize,
     /// The arm that this one is compared with: in a grid, the baseline's at the same point.
@@ -271,10 +275,12 @@ impl Arms {
             };
             summary(arm, metric, versus)
         });
+        let mut summaries: Vec<ArmSummary> = summaries.collect();
+        adjust(&mut summaries);
         Ok(Comparison {
             metric: metric.into(),
             baseline: baseline.into(),
-            arms: summaries.collect(),
+            arms: summaries,
             note: self.fallback(),
             warnings,
         })
@@ -372,10 +378,22 @@ fn versus(arm: &Gathered, baseline: &Gathered, metric: &str) -> Versus {
     let difference = |tag: &str| {
         let others = baseline.values(tag);
         let pairs: Vec<f64> = arm.values(tag).iter().filter_map(|(seed, x)| Some(x - others.get(seed)?)).collect();
-        paired(&pairs)
+        pairs
     };
-    let Paired { mean_difference, ci95, pairs } = difference(metric);
-    Versus { mean_difference, ci95, pairs, baseline: baseline.name.clone(), eval_loss: difference(LOSS) }
+    let differences = difference(metric);
+    let Paired { mean_difference, ci95, pairs } = paired(&differences);
+    let (p, eval_loss) = (p_value(&differences), paired(&difference(LOSS)));
+    Versus { mean_difference, ci95, p, p_holm: None, pairs, baseline: baseline.name.clone(), eval_loss }
+}
+
+/// Adjusts the p-values of all arms for their number: the best of many arms is also the luckiest.
+fn adjust(arms: &mut [ArmSummary]) {
+    let mut compared: Vec<&mut Versus> = arms.iter_mut().filter_map(|arm| arm.vs_baseline.as_mut()).collect();
+    compared.retain(|versus| versus.p.is_some());
+    let adjusted = holm(&compared.iter().filter_map(|versus| versus.p).collect::<Vec<_>>());
+    for (versus, p) in compared.into_iter().zip(adjusted) {
+        versus.p_holm = Some(p);
+    }
 }
 
 fn summary(arm: &Gathered, metric: &str, vs_baseline: Option<Versus>) -> ArmSummary {
@@ -480,6 +498,9 @@ mod tests {
         // Differences 0.5, 0.25, 0.75: sd 0.25, half width 4.302653 * 0.25 / sqrt(3).
         let [low, high] = versus.ci95.unwrap();
         assert!((low - (0.5 - 0.621034)).abs() < 1e-5 && (high - (0.5 + 0.621034)).abs() < 1e-5, "{low} {high}");
+        // One arm only: nothing to adjust for. t = 0.5 / (0.25 / sqrt(3)) = 3.4641, p = 1 - t / sqrt(2 + t^2).
+        assert_eq!(versus.p, versus.p_holm);
+        assert!((versus.p.unwrap() - 0.0741799).abs() < 1e-6, "{versus:?}");
         let json = serde_json::to_value(&result).unwrap();
         assert!(json["arms"].as_array().unwrap().iter().any(|a| a["arm"] == "tied" && a["vs_baseline"].is_null()));
         assert!(json.get("note").is_none());
@@ -500,6 +521,23 @@ mod tests {
         assert_eq!(versus.eval_loss, Paired { mean_difference: Some(0.5), ci95: None, pairs: 2 });
         assert!(result.to_text().contains("n too small"));
         assert!(serde_json::to_value(&result).unwrap()["arms"][1]["vs_baseline"]["ci95"].is_null());
+    }
+
+    #[test]
+    fn p_values_are_adjusted_for_the_number_of_arms_with_one() {
+        let dir = tempfile::tempdir().unwrap();
+        for (seed, loss) in [(0, 2.0), (1, 3.0), (2, 4.0)] {
+            run(dir.path(), "tied", seed, "complete", loss, "");
+            run(dir.path(), "near", seed, "complete", loss + [0.1, -0.1, 0.2][seed as usize], "");
+            run(dir.path(), "far", seed, "complete", loss + [0.5, 0.51, 0.52][seed as usize], "");
+        }
+        run(dir.path(), "single", 0, "complete", 1.0, "");
+        let result = compare(&options(dir.path())).unwrap();
+        let p = |name| arm(&result, name).vs_baseline.clone().map(|v| (v.p, v.p_holm)).unwrap();
+        let ((far, Some(far_holm)), (near, near_holm)) = (p("far"), p("near")) else { panic!("{result:?}") };
+        assert!((far_holm - 2.0 * far.unwrap()).abs() < 1e-12 && near_holm == near && near > far, "{result:?}");
+        assert_eq!(p("single"), (None, None));
+        assert!(result.to_text().contains("p (Holm)"), "{}", result.to_text());
     }
 
     #[test]

@@ -53,6 +53,30 @@ pub fn paired(differences: &[f64]) -> Paired {
     Paired { mean_difference, ci95, pairs }
 }
 
+/// Two-sided p-value of the t test that paired differences have mean zero (n - 1 degrees of freedom); `None` below three pairs.
+pub fn p_value(differences: &[f64]) -> Option<f64> {
+    let n = differences.len();
+    let (mean, error) = (mean(differences)?, sd(differences)? / (n as f64).sqrt());
+    let freedom = n.checked_sub(1).filter(|_| n >= FEWEST_PAIRS)?;
+    if error == 0.0 {
+        return Some(if mean == 0.0 { 1.0 } else { 0.0 });
+    }
+    Some(2.0 * StudentsT::new(0.0, 1.0, freedom as f64).ok()?.sf((mean / error).abs()))
+}
+
+/// Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979): adjusted p-values in the order given, which
+/// may be held against one level without the chance of any false positive among them passing it.
+pub fn holm(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|a, b| p[*a].total_cmp(&p[*b]));
+    let (mut adjusted, mut least) = (vec![1.0; p.len()], 0.0f64);
+    for (rank, index) in order.into_iter().enumerate() {
+        least = least.max((p[index] * (p.len() - rank) as f64).min(1.0));
+        adjusted[index] = least;
+    }
+    adjusted
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +117,18 @@ mod tests {
     #[test]
     fn equal_differences_have_an_interval_of_no_width() {
         assert_eq!(paired(&[0.5; 4]).ci95, Some([0.5, 0.5]));
+    }
+
+    #[test]
+    fn p_values_and_holm_by_hand() {
+        // t = 5 / (sqrt(13) / sqrt(3)) = 2.401922; with two degrees of freedom p = 1 - t / sqrt(2 + t^2) = 0.138337.
+        close(p_value(&[2.0, 4.0, 9.0]).unwrap(), 1.0 - 2.4019223 / (2.0 + 2.4019223f64.powi(2)).sqrt(), 1e-7);
+        close(p_value(&[-2.0, -4.0, -9.0]).unwrap(), p_value(&[2.0, 4.0, 9.0]).unwrap(), 1e-15);
+        assert_eq!((p_value(&[0.5; 4]), p_value(&[0.0; 4]), p_value(&[1.0, 2.0])), (Some(0.0), Some(1.0), None));
+        // Sorted 0.01, 0.03, 0.04 times 3, 2, 1 is 0.03, 0.06, 0.04; none may fall below the one before it.
+        for (found, expected) in holm(&[0.04, 0.01, 0.03]).into_iter().zip([0.06, 0.03, 0.06]) {
+            close(found, expected, 1e-15);
+        }
+        assert_eq!((holm(&[0.9, 0.8]), holm(&[])), (vec![1.0, 1.0], vec![]));
     }
 }

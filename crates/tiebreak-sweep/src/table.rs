@@ -16,6 +16,10 @@ impl Comparison {
         }
         header.push(format!("{metric} (mean ± sd)"));
         header.push(format!("vs {} [95 %]", self.baseline));
+        let tested = self.arms.iter().filter_map(|arm| arm.vs_baseline.as_ref()?.p_holm).count();
+        if tested > 0 {
+            header.push("p (Holm)".into());
+        }
         if metric != "eval/loss" {
             header.push("eval/loss difference [nats, 95 %]".into());
         }
@@ -29,6 +33,9 @@ impl Comparison {
             row.push(spread(arm));
             let versus = arm.vs_baseline.as_ref();
             row.push(versus.map_or("-".into(), |v| difference(v.mean_difference, v.ci95)));
+            if tested > 0 {
+                row.push(versus.and_then(|v| v.p_holm).map_or("-".into(), probability));
+            }
             if metric != "eval/loss" {
                 row.push(versus.map_or(
                     "-".into(),
@@ -43,6 +50,9 @@ impl Comparison {
             table.add_row(row);
         }
         let mut text = format!("{table}\n");
+        if tested > 1 {
+            text += &format!("p (Holm): paired t test, adjusted for the {tested} arms that have one.\n");
+        }
         if self.arms.iter().any(|arm| {
             arm.vs_baseline.as_ref().is_some_and(|v| (1..crate::statistics::FEWEST_PAIRS).contains(&v.pairs))
         }) {
@@ -85,6 +95,10 @@ fn difference(mean: Option<f64>, ci95: Option<[f64; 2]>) -> String {
             format!("{} [{}, {}]", signed(mean, scale), signed(low, scale), signed(high, scale))
         }
     }
+}
+
+fn probability(p: f64) -> String {
+    if p < 1e-4 { "< 0.0001".into() } else { format!("{p:.4}") }
 }
 
 /// A number with about five significant digits of `scale`.
@@ -130,5 +144,6 @@ mod tests {
         assert_eq!(difference(Some(-1.5), None), "-1.5000 (n too small)");
         assert_eq!(difference(Some(0.5), Some([-0.25, 1.25])), "+0.5000 [-0.2500, +1.2500]");
         assert_eq!(difference(None, None), "no seed in common");
+        assert_eq!((probability(0.04321), probability(0.0)), ("0.0432".into(), "< 0.0001".into()));
     }
 }

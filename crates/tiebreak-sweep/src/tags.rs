@@ -7,9 +7,13 @@ use crate::written::{LENS_TAGS, is_lens_tag};
 
 /// Every tag that a run of this build can write, with `{a,b}` for one of several and `<0..9>` for a digit. `<layer>` counts blocks
 /// from 1. A run lacks the ones that its mode, text or configuration gives no value: `grad/shared_` without a shared matrix,
-/// groups without ids, `align/` without `probe.every`.
-pub const TAGS: [&str; 14] = [
+/// groups without ids, `align/` without `probe.every`, `train/aux_loss` without a loss of `[aux]`.
+pub const TAGS: [&str; 18] = [
     "train/{loss,lr,epoch,tokens_per_second,grad_norm,clip_factor,nonfinite}",
+    "train/{table_lr,aux_loss}",
+    "intervene/{input,output}_scale",
+    "head/one_matrix",
+    "grad/aux_{input,output}_norm",
     "eval/{loss,ppl,bits_per_byte}",
     "eval/loss_decile/<0..9>",
     "grad/{input_norm,output_norm,output_over_input,output_share,cosine}",

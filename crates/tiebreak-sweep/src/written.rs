@@ -38,6 +38,7 @@ pub(crate) fn check_written(metric: &str, config: &RunConfig) -> Result<(), Erro
         Some(("align", rest)) => alignment(rest, config)?,
         Some(("grad" | "update", rest)) => provenance(rest, config)?,
         Some(("residual", rest)) => residual(rest, config),
+        Some(("train" | "intervene" | "head", _)) => changing(metric, config),
         _ => None,
     };
     missing.map_or(Ok(()), |why| Err(Error::Input(format!("sweep.metric = {metric:?}: {why}"))))
@@ -94,12 +95,33 @@ fn provenance(rest: &str, config: &RunConfig) -> Result<Option<String>, Error> {
     if config.log.provenance_every == 0 {
         return Ok(Some("needs log.provenance_every > 0".into()));
     }
+    if rest.starts_with("aux_") && !aux(config) {
+        return Ok(Some("needs a loss of [aux]".into()));
+    }
     let parameters = config.head.parameters(config.data.vocabulary()?, config.model.d_model);
     if rest.starts_with("shared_") && !parameters.iter().any(|(role, _)| *role == Role::Shared) {
         let mode = mode_name(config.head.mode);
         return Ok(Some(format!("head.mode = \"{mode}\" shares no parameter at the last step")));
     }
     Ok(None)
+}
+
+/// Tags of what only some configurations can change.
+fn changing(metric: &str, config: &RunConfig) -> Option<String> {
+    let (needs, there) = match metric {
+        "train/table_lr" => ("optim.table_warmup_steps > 0", config.optim.table_warmup_steps > 0),
+        "train/aux_loss" => ("a loss of [aux]", aux(config)),
+        "intervene/input_scale" | "intervene/output_scale" => {
+            ("a scale or a rule of [intervene]", config.intervene.acts())
+        }
+        "head/one_matrix" => ("head.mode = \"tie_then_untie\"", config.head.changes()),
+        _ => return None,
+    };
+    (!there).then(|| format!("needs {needs}"))
+}
+
+fn aux(config: &RunConfig) -> bool {
+    config.aux.reconstruction > 0.0 || config.aux.symmetry > 0.0
 }
 
 fn residual(rest: &str, config: &RunConfig) -> Option<String> {
@@ -186,6 +208,19 @@ mod tests {
         config.head.mode = ModeKind::Untied;
         assert!(refused(&config, "grad/shared_output_norm").contains("head.mode = \"untied\""));
         check_written("grad/output_norm", &config).unwrap();
+        let changing =
+            ["train/table_lr", "train/aux_loss", "intervene/output_scale", "head/one_matrix", "grad/aux_input_norm"];
+        for (tag, key) in
+            changing.into_iter().zip(["table_warmup_steps", "[aux]", "[intervene]", "tie_then_untie", "[aux]"])
+        {
+            assert!(refused(&config, tag).contains(key), "{tag}");
+        }
+        config.optim.table_warmup_steps = 10;
+        (config.aux.symmetry, config.intervene.input_scale) = (0.1, 2.0.into());
+        config.head.mode = ModeKind::TieThenUntie;
+        for tag in changing.into_iter().chain(["train/loss"]) {
+            check_written(tag, &config).unwrap();
+        }
         config.log.provenance_every = 0;
         for tag in ["grad/output_norm", "update/output_signed_share"] {
             assert!(refused(&config, tag).contains("log.provenance_every"));

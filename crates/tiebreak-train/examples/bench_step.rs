@@ -112,7 +112,36 @@ impl Bench {
     }
 }
 
+/// Every option; all but the last take a value.
+const OPTIONS: [&str; 14] = [
+    "layers",
+    "heads",
+    "d-model",
+    "context",
+    "batch",
+    "vocab",
+    "steps",
+    "warmup",
+    "head",
+    "block",
+    "precision",
+    "export",
+    "pairs-provenance",
+    "limit",
+];
+
+/// Refuses what would otherwise be left out in silence.
+fn check_options() {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let name = argument.strip_prefix("--").filter(|name| OPTIONS.contains(name));
+        let name = name.unwrap_or_else(|| panic!("{argument}: unknown; options: --{}", OPTIONS.join(", --")));
+        assert!(name == "limit" || arguments.next().is_some(), "{argument}: a value is missing");
+    }
+}
+
 fn main() {
+    check_options();
     tiebreak_kernels::keep_memory();
     let (layers, heads, d) = (number("layers", 4), number("heads", 4), number("d-model", 128));
     let (context, batch, vocabulary) = (number("context", 128), number("batch", 32), number("vocab", 3144));

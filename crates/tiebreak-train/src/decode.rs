@@ -21,8 +21,8 @@ pub struct CachedDecoder<'a> {
 impl<D> TrainedModel<D> {
     /// A decoder that has read nothing.
     pub fn decoder(&self) -> CachedDecoder<'_> {
-        let (model, head) = (self.probed(), self.head());
-        CachedDecoder { model, input_vd: self.input_vd(), head, cache: self.model.trunk.cache() }
+        let model = self.probed();
+        CachedDecoder { input_vd: model.input_vd(), head: model.head(), model, cache: self.model.trunk.cache() }
     }
 }
 

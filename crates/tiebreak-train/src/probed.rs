@@ -143,46 +143,8 @@ impl ProbedModel for Probed<'_> {
 }
 
 impl<D> TrainedModel<D> {
-    /// The model for probes that look while something else holds the rest.
+    /// The model as probes see it.
     pub fn probed(&self) -> Probed<'_> {
         Probed { model: &self.model, context: self.config.data.context_length }
-    }
-}
-
-impl<D> ProbedModel for TrainedModel<D> {
-    fn layers(&self) -> usize {
-        self.probed().layers()
-    }
-
-    fn context(&self) -> usize {
-        self.probed().context()
-    }
-
-    fn device(&self) -> Device {
-        self.probed().device()
-    }
-
-    fn input_vd(&self) -> Tensor<2> {
-        self.probed().input_vd()
-    }
-
-    fn output_vd(&self) -> Tensor<2> {
-        self.probed().output_vd()
-    }
-
-    fn states(&self, ids_bt: Tensor<2, Int>) -> Vec<Tensor<3>> {
-        self.probed().states(ids_bt)
-    }
-
-    fn final_norm(&self, state_nd: Tensor<2>) -> Tensor<2> {
-        self.probed().final_norm(state_nd)
-    }
-
-    fn norm_parameters(&self) -> Vec<Tensor<2>> {
-        self.probed().norm_parameters()
-    }
-
-    fn head(&self) -> LogitHead {
-        self.probed().head()
     }
 }

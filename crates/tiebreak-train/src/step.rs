@@ -174,18 +174,20 @@ pub fn update(
     let table_lr = config.optim.lr * table_learning_rate(schedule, config.optim.table_warmup_steps, step, steps);
     let Gradients { loss, tables, trunk, whole } = gradients;
     let needed = || whole.as_ref().expect("whole gradients, which provenance and rules that look at the sides need");
-    let factors = config.intervene.factors(step, &mut memory.intervene, || {
-        let RowProducts { aa, bb, ab } = row_products(&needed().input_vd, &needed().output_vd);
-        let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
-        Products { input, output, dot }
-    });
     let extra = auxiliary(model, config, step, &mut memory.rotation_dd, with_provenance);
     let sides = model.interface.pullback(tables);
     let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
+    let shared = || sides.iter().zip(&roles).filter(|(_, role)| **role == Role::Shared).map(|(sides, _)| sides);
+    let factors = config.intervene.factors(step, &mut memory.intervene, shared().next().is_some(), || {
+        match config.intervene.learned {
+            // Two objectives over the parameters that they share.
+            true => shared().filter_map(|s| Some(products(s.input.as_ref()?, s.output.as_ref()?))).sum(),
+            false => products(&needed().input_vd, &needed().output_vd),
+        }
+    });
     let mut provenance = with_provenance.then(|| {
         let WholeGradients { input_vd, output_vd, last } = needed();
-        let shared = model.interface.parameters().into_iter().zip(&sides);
-        let shared = shared.filter(|(p, _)| p.role == Role::Shared).map(|(_, s)| s.clone()).collect::<Vec<_>>();
+        let shared = shared().cloned().collect::<Vec<_>>();
         // The sides of one whole table are G_in and G_out themselves.
         let table =
             model.interface.one_matrix() && shared.len() == 1 && model.interface.tables().input.map_rd.is_none();
@@ -256,6 +258,12 @@ pub fn update(
         optimiser.carry(&model.interface.after_step(step));
     }
     Update { norm, clip_factor, lr, table_lr, factors, auxiliary, provenance, nonfinite }
+}
+
+fn products(a: &Tensor<2>, b: &Tensor<2>) -> Products {
+    let RowProducts { aa, bb, ab } = row_products(a, b);
+    let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
+    Products { input, output, dot }
 }
 
 fn scale(sides: Sides, factors: Factors) -> Sides {

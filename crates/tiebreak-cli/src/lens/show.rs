@@ -166,12 +166,13 @@ pub fn show(args: &ShowArgs) -> Result<(), Error> {
         return Err(Error::Input("--text: no tokens; give a sentence".into()));
     }
     for model in &models {
-        if ids.len() > model.context() {
+        let context = model.probed().context();
+        if ids.len() > context {
             return Err(Error::Input(format!(
                 "--text: {} tokens, but {} reads at most {}: shorten the text",
                 ids.len(),
                 model.folder.0.display(),
-                model.context()
+                context
             )));
         }
     }
@@ -212,18 +213,19 @@ impl Sheet {
     }
 
     fn read(model: &TrainedModel<Vocabulary>, ids: &[u32], kind: Kind) -> Result<Self, Error> {
+        let probed = &model.probed();
         let wide: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
-        let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(wide, [1, ids.len()]), &model.device());
+        let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(wide, [1, ids.len()]), &probed.device());
         let stored = match kind {
             Kind::Logit => None,
             Kind::Tuned => Some(tuned(model, Recipe::Converged)?),
             Kind::TunedPaper => Some(tuned(model, Recipe::Paper)?),
         };
         let readings = match &stored {
-            None => logit_lens(model, ids_bt),
-            Some(stored) => stored.lens.readings(model, ids_bt),
+            None => logit_lens(probed, ids_bt),
+            Some(stored) => stored.lens.readings(probed, ids_bt),
         };
-        let layers = points(model.layers());
+        let layers = points(probed.layers());
         let finite = |r: &Reading| r.p.is_finite() && r.kl_nats.is_finite() && r.entropy_nats.is_finite();
         if let Some(bad) = readings.iter().position(|row| !row.iter().all(finite)) {
             return Err(model.folder.no_numbers(model.step, &format!("point {}", layers[bad])));
@@ -259,7 +261,7 @@ fn tuned(model: &TrainedModel<Vocabulary>, recipe: Recipe) -> Result<StoredLens,
             recipe.name()
         )));
     }
-    load_lens(&path, model, recipe)
+    load_lens(&path, &model.probed(), recipe)
 }
 
 impl Cell {

@@ -49,6 +49,9 @@ fn parameters(head: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
 }
 
 fn describe(head: &HeadConfig, v: usize, d: usize) -> String {
+    if !parts(head).1 {
+        return format!("dual_head: with a fixed gate of 1 one table [{v}, {d}] serves both sides, as in tied");
+    }
     let g = match (head.gate_learned, head.gate_per) {
         (false, _) => format!("g = {}", head.gate),
         (true, GatePer::Model) => format!("g learned from {}", head.gate),

@@ -9,6 +9,7 @@ pub(super) const MODE: Mode = Mode {
     keys: &["rank", "output_factor"],
     check,
     cost: |head, v, d| Cost { per_token: v * head.rank + 2 * head.rank * d, per_step: 0 },
+    factors: true,
     one_matrix: |head, _, _| head.output_factor == OutputFactor::Shared,
     ..Mode::new(parameters, describe, init)
 };

@@ -10,11 +10,11 @@ use super::{HeadConfig, Table, TableGradient, Tables};
 use crate::ConfigError;
 
 impl HeadConfig {
-    /// Refuses a soft-cap or z-loss that is no number from 0 up.
+    /// Refuses a soft-cap or z-loss that is no number from 0 up, and a soft-cap beyond which f32 loses the logits' last digits.
     pub(super) fn check_logits(&self) -> Result<(), ConfigError> {
-        for (key, value) in [("logit_softcap", self.logit_softcap), ("z_loss", self.z_loss)] {
-            if !(0.0..=1e6).contains(&value) {
-                return Err(ConfigError(format!("head.{key} = {value}: expected a number from 0 (off) to 1e6")));
+        for (key, value, most) in [("logit_softcap", self.logit_softcap, 1e3), ("z_loss", self.z_loss, 1e6)] {
+            if !(0.0..=most).contains(&value) {
+                return Err(ConfigError(format!("head.{key} = {value}: expected a number from 0 (off) to {most}")));
             }
         }
         Ok(())

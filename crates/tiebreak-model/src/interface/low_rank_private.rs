@@ -32,6 +32,9 @@ fn parameters(head: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
 
 fn describe(head: &HeadConfig, v: usize, d: usize) -> String {
     let r = head.rank;
+    if r == 0 {
+        return format!("low_rank_private: with rank 0 one table [{v}, {d}] serves both sides, as in tied");
+    }
     format!(
         "low_rank_private: both sides share a table [{v}, {d}], to which each adds a product [{v}, {r}] [{r}, {d}] of its own that \
          starts at 0"

@@ -92,8 +92,10 @@ struct Mode {
     cost: fn(&HeadConfig, usize, usize) -> Cost,
     /// Whether E and U are one matrix to the end, for V and d.
     one_matrix: fn(&HeadConfig, usize, usize) -> bool,
+    /// Whether it hands its tables out in factors, so that forming them changes how a step rounds.
+    factors: bool,
     /// A role that its parameters have only at first.
-    first_role: Option<Role>,
+    first_role: fn(&HeadConfig) -> Option<Role>,
 }
 
 impl Mode {
@@ -111,7 +113,8 @@ impl Mode {
             check: |_, _, _| Ok(()),
             cost: |_, v, d| Cost { per_token: v * d, per_step: 0 },
             one_matrix: |_, _, _| false,
-            first_role: None,
+            factors: false,
+            first_role: |_| None,
         }
     }
 }
@@ -134,12 +137,18 @@ impl HeadConfig {
 
     /// Whether a parameter has this role, at some step.
     pub fn has_role(&self, role: Role, vocabulary: usize, d: usize) -> bool {
-        self.parameters(vocabulary, d).iter().any(|(r, _)| *r == role) || self.mode.mode().first_role == Some(role)
+        self.parameters(vocabulary, d).iter().any(|(r, _)| *r == role)
+            || (self.mode.mode().first_role)(self) == Some(role)
     }
 
     /// Whether the parameters change their roles at some step.
     pub fn changes(&self) -> bool {
-        self.mode.mode().first_role.is_some()
+        (self.mode.mode().first_role)(self).is_some()
+    }
+
+    /// Whether the tables are handed out in factors, so that forming them changes how a step rounds.
+    pub fn in_factors(&self) -> bool {
+        self.mode.mode().factors
     }
 
     /// Whether E and U are one matrix to the end.

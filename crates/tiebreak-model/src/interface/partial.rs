@@ -28,6 +28,9 @@ fn parameters(head: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
 
 fn describe(head: &HeadConfig, v: usize, d: usize) -> String {
     let k = head.shared_width;
+    if k == d {
+        return format!("partial: all columns of one table [{v}, {d}] serve both sides, as in tied");
+    }
     format!(
         "partial: the first {k} columns [{v}, {k}] are looked up and multiplied with; of the other {} each side has its own \
          [{v}, {}]; sharing saves {} parameters",

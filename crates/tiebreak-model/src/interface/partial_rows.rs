@@ -29,6 +29,9 @@ fn parameters(head: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
 
 fn describe(head: &HeadConfig, v: usize, d: usize) -> String {
     let n = head.rows;
+    if n == v {
+        return format!("partial_rows: all rows of one table [{v}, {d}] serve both sides, as in tied");
+    }
     let which = if head.rows_which == RowsWhich::Frequent { "most frequent" } else { "rarest" };
     format!(
         "partial_rows: the {n} {which} ids have one row for both sides [{n}, {d}], the other {} one for each side [{}, {d}]; sharing \

@@ -4,8 +4,11 @@ use super::{
     Cost, HeadConfig, HeadMode, Mode, Role, RoleAndShape, Sides, Start, Table, TableParameter, Tables, TablesGradient,
 };
 
-pub(super) const MODE: Mode =
-    Mode { cost: |_, v, d| Cost { per_token: v * d + d * d, per_step: 0 }, ..Mode::new(parameters, describe, init) };
+pub(super) const MODE: Mode = Mode {
+    cost: |_, v, d| Cost { per_token: v * d + d * d, per_step: 0 },
+    factors: true,
+    ..Mode::new(parameters, describe, init)
+};
 
 fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
     vec![(Role::Shared, [v, d]), (Role::Map, [d, d])]
@@ -27,8 +30,9 @@ fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     })
 }
 
-/// U = E P with P = I + D (projection regularisation of Press & Wolf, arXiv 1608.05859, section 3, with their penalty as decay):
-/// `table` is E from E_0, `projection` is D from 0, so that weight decay draws P to the identity. Logits are h P^T E^T.
+/// U = E P with P = I + D (after the projection regularisation of Press & Wolf, arXiv 1608.05859, section 3): `table` is E from E_0,
+/// `projection` is D from 0. They penalise the length of P, which draws it to 0; ours is weight decay of D, which draws P to the
+/// identity. Logits are h P^T E^T.
 struct Projected {
     table: TableParameter,
     map: TableParameter,

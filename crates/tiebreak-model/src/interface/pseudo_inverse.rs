@@ -6,14 +6,18 @@ use super::{
     TablesGradient,
 };
 use crate::ConfigError;
-use crate::orthogonal::orthonormal;
+use crate::orthogonal::{ITERATIONS, orthonormal};
 
-pub(super) const MODE: Mode = Mode {
-    check,
-    // A lookup and a head through d x d maps; the retraction's four products with Z.
-    cost: |_, v, d| Cost { per_token: v * d + 2 * d * d, per_step: 4 * v * d * d },
-    ..Mode::new(parameters, describe, init)
-};
+pub(super) const MODE: Mode = Mode { check, cost, factors: true, ..Mode::new(parameters, describe, init) };
+
+/// A lookup and a head through d x d maps. Per step the retraction, with four products with Z, and products of d x d: three in each of
+/// the retraction's 40 iterations and four beside them, 2 ceil(log2 d) + 2 each time that T is formed (before and after the
+/// backward pass), four in the pullback.
+fn cost(_: &HeadConfig, v: usize, d: usize) -> Cost {
+    let levels = d.next_power_of_two().ilog2() as usize;
+    let squares = ITERATIONS * 3 + 4 + 2 * (2 * levels + 2);
+    Cost { per_token: v * d + 2 * d * d, per_step: 4 * v * d * d + squares * d * d * d }
+}
 
 fn check(_: &HeadConfig, v: usize, d: usize) -> Result<(), ConfigError> {
     match v >= d {
@@ -32,7 +36,7 @@ fn parameters(_: &HeadConfig, v: usize, d: usize) -> Vec<RoleAndShape> {
 fn describe(_: &HeadConfig, v: usize, d: usize) -> String {
     format!(
         "pseudo_inverse: both sides share Z [{v}, {d}] with orthonormal columns and a symmetric positive definite T [{d}, {d}] ({} \
-         values): E = s Z T^-1, U = Z T / s, so that U^T E is the identity",
+         values): E = s Z T^-1, U = Z T / s with a fixed s, so that U^T E is the identity",
         d * (d + 1) / 2
     )
 }
@@ -41,12 +45,13 @@ fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
     let [v, d] = start.shape;
     let length = start.input.iter().map(|x| x * x).sum::<f64>().sqrt();
     let table_vd = Tensor::<2>::from_data(TensorData::new(start.input.clone(), [v, d]), (&Device::flex(), DType::F64));
-    let basis = orthonormal(&table_vd).to_data().iter::<f64>().collect();
+    let scale = length / (d as f64).sqrt();
+    let basis = orthonormal(&table_vd).mul_scalar(scale).to_data().iter::<f64>().collect();
     let packed = d * (d + 1) / 2;
     Box::new(PseudoInverse {
         basis: start.undecayed("basis", basis, [v, d], Role::Shared),
         transform: start.undecayed("transform", vec![0.0; packed], [1, packed], Role::Map),
-        scale: length / (d as f64).sqrt(),
+        scale,
         d,
     })
 }
@@ -55,9 +60,9 @@ fn init(_: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
 /// E: the form of pseudo-inverse tying (arXiv 2602.04556), whose abstract we have but whose body we could not read.
 ///
 /// Ours: T = L L^T with L lower triangular from the identity, its d (d + 1) / 2 values in `transform`, row by row, those of the
-/// diagonal as logarithms; Z is `basis`, from the orthogonal polar factor of E_0, trained by AdamW's step in V x d and brought back
-/// to its own polar factor after it, with its moments as they are; neither decays; s is |E_0| / sqrt(d), so that E starts as long
-/// as the table of `tied`.
+/// diagonal as logarithms; `basis` is s Z, from the orthogonal polar factor of E_0, trained by AdamW's step in V x d and brought back
+/// to s times its own polar factor after it, with its moments as they are; neither decays; s is |E_0| / sqrt(d), so that E starts as
+/// long as the table of `tied` and, AdamW's steps having the length of the learning rate whatever they move, turns as fast.
 struct PseudoInverse {
     basis: TableParameter,
     transform: TableParameter,
@@ -65,7 +70,7 @@ struct PseudoInverse {
     d: usize,
 }
 
-/// L, its inverse and T^-1, each `[d, d]`.
+/// L, T and T^-1, each `[d, d]`.
 struct Transform {
     lower_dd: Tensor<2>,
     square_dd: Tensor<2>,
@@ -123,8 +128,8 @@ impl HeadMode for PseudoInverse {
     fn tables(&self) -> Tables {
         let Transform { square_dd, inverse_dd, .. } = self.transform();
         Tables {
-            input: Table::factors(self.basis.value(), inverse_dd.mul_scalar(self.scale)),
-            output: Table::factors(self.basis.value(), square_dd.mul_scalar(1.0 / self.scale)),
+            input: Table::factors(self.basis.value(), inverse_dd),
+            output: Table::factors(self.basis.value(), square_dd.mul_scalar(self.scale.powi(-2))),
             bias_1v: None,
         }
     }
@@ -135,8 +140,8 @@ impl HeadMode for PseudoInverse {
         let [input_dd, output_dd] = maps;
         // d(T^-1) = -T^-1 dT T^-1.
         let times = |a: &Tensor<2>, b: &Tensor<2>| product(a, b, Transposed::Neither);
-        let input_dd = times(&times(&inverse_dd, &input_dd), &inverse_dd).mul_scalar(-self.scale);
-        let output_dd = output_dd.mul_scalar(1.0 / self.scale);
+        let input_dd = times(&times(&inverse_dd, &input_dd), &inverse_dd).neg();
+        let output_dd = output_dd.mul_scalar(self.scale.powi(-2));
         vec![
             Sides::both(gradient.input.rows_vr, gradient.output.rows_vr),
             Sides::both(self.packed(input_dd, &lower_dd), self.packed(output_dd, &lower_dd)),
@@ -154,7 +159,7 @@ impl HeadMode for PseudoInverse {
     fn after_step(&mut self, step: u64) -> Vec<Successor> {
         // It starts as a polar factor.
         if step > 0 {
-            self.basis.parameter.value = orthonormal(&self.basis.parameter.value);
+            self.basis.parameter.value = orthonormal(&self.basis.parameter.value).mul_scalar(self.scale);
         }
         vec![]
     }

@@ -6,7 +6,7 @@ use crate::ConfigError;
 pub(super) const MODE: Mode = Mode {
     keys: &["untie_at"],
     check,
-    first_role: Some(Role::Shared),
+    first_role: |head| (head.untie_at > 0.0).then_some(Role::Shared),
     ..Mode::new(untied::parameters, describe, init)
 };
 

@@ -33,9 +33,22 @@ impl AuxConfig {
             }
         }
         match self.symmetry_refresh {
+            1..=1_000_000 if self.symmetry == 0.0 && self.symmetry_refresh != AuxConfig::default().symmetry_refresh => {
+                Err(Error::Input(format!(
+                    "aux.symmetry_refresh = {} without aux.symmetry: remove it, or give the loss a weight",
+                    self.symmetry_refresh
+                )))
+            }
             1..=1_000_000 => Ok(()),
             steps => Err(Error::Input(format!("aux.symmetry_refresh = {steps}: expected 1 to 1000000"))),
         }
+    }
+
+    /// Multiply-adds of one step with V = `v` and width `d`, for tables that are whole; forming others is not counted.
+    pub fn cost(&self, v: usize, d: usize) -> usize {
+        let reconstruction = if self.reconstruction > 0.0 { reconstruction::cost(v, d) } else { 0 };
+        let symmetry = if self.symmetry > 0.0 { symmetry::cost(v, d, self.symmetry_refresh as usize) } else { 0 };
+        reconstruction + symmetry
     }
 }
 

@@ -1,8 +1,7 @@
 //! Every id is to be predicted from its own row of E: -log softmax(U e_v)\[v\], with the head's bias and soft-cap.
 //!
 //! On a sample: [`SAMPLE`] ids a step, drawn uniformly from the vocabulary with replacement. Cost: as much as the head for that many
-//! tokens more, so an eighth of it at 2,048 tokens a step. In f32, whatever
-//! the precision of the run.
+//! tokens more, so an eighth of it at 2,048 tokens a step. In f32, whatever the precision of the run.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use tiebreak_kernels::Precision;
@@ -15,6 +14,11 @@ use crate::step::host;
 
 /// Ids a step.
 pub(super) const SAMPLE: usize = 256;
+
+/// Multiply-adds of a step: the head's product, forward and backward.
+pub(super) fn cost(v: usize, d: usize) -> usize {
+    3 * SAMPLE * v * d
+}
 
 /// `weight` times the mean over the step's sample.
 pub(super) fn part(model: &Model, tables: &Tables, seed: u64, step: u64, weight: f64, whole: bool) -> Part {

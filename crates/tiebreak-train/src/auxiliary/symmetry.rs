@@ -1,7 +1,8 @@
 //! E and U are to be one another's rotations: weight / V |E R - U|^2, R the best rotation (reflections included) at its last refresh.
 //!
 //! R maximises <E R, U> (Schönemann 1966): the orthogonal polar factor of E^T U. Between refreshes it is held; at a refresh the
-//! gradient with R held is that of the minimum over R. Cost: the formed tables, four products v d d a step, one more at a refresh.
+//! gradient with R held is that of the minimum over R. Cost: two products v d d a step, and at a refresh one more and R itself; forming
+//! tables that come in factors costs more.
 
 use burn::tensor::{DType, Tensor};
 use tiebreak_kernels::{Transposed, packed, product, squares};
@@ -9,6 +10,11 @@ use tiebreak_model::interface::{TableGradient, Tables};
 use tiebreak_model::orthogonal;
 
 use super::Part;
+
+/// Multiply-adds of a step.
+pub(super) fn cost(v: usize, d: usize, refresh: usize) -> usize {
+    2 * v * d * d + (v * d * d + 2 * orthogonal::ITERATIONS * d * d * d) / refresh.max(1)
+}
 
 /// R `[d, d]` for these tables.
 pub(super) fn rotation(tables: &Tables) -> Tensor<2> {

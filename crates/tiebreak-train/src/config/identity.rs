@@ -47,6 +47,8 @@ pub fn numeric_keys(config: &RunConfig) -> BTreeMap<String, Value> {
         "lens.eval_tokens" => lens.after_training && lens.eval_tokens != default.eval_tokens,
         "name" | "threads" | "device" | "data.corpus" | "data.fallback" | "data.tokenizer" | "eval.every" => false,
         "log.tables_at" | "log.provenance_every" => true,
+        // For histograms too tables in factors are formed.
+        "log.histograms_every" => config.log.histograms_every > 0 && config.head.in_factors(),
         key => !["log.", "checkpoint.", "probe.", "lens."].iter().any(|section| key.starts_with(section)),
     });
     keys

@@ -223,6 +223,13 @@ impl RunConfig {
         self.intervene.output_scale.resolve(steps);
         if self.head.uses("untie_at") {
             self.head.untie_at = whole_steps(self.head.untie_at, steps);
+            if self.head.untie_at >= steps as f64 {
+                return Err(Error::Input(format!(
+                    "head.untie_at = {}: the run ends at train.steps = {steps}, so that it would be head.mode = \"tied\" but be \
+                     counted as two tables; choose an earlier step, or that mode",
+                    self.head.untie_at
+                )));
+            }
         }
         if self.train.micro_batch_size == 0 {
             self.train.micro_batch_size = self.train.batch_size;
@@ -299,11 +306,10 @@ impl RunConfig {
                 ));
             }
         }
-        if o.table_warmup_steps > 1 << 40 {
+        if o.table_warmup_steps > t.steps {
             return fail(format!(
-                "optim.table_warmup_steps = {}: expected at most {}",
-                o.table_warmup_steps,
-                1u64 << 40
+                "optim.table_warmup_steps = {}: expected at most train.steps = {}",
+                o.table_warmup_steps, t.steps
             ));
         }
         if t.micro_batch_size > 0 && !t.batch_size.is_multiple_of(t.micro_batch_size) {
@@ -328,10 +334,12 @@ impl RunConfig {
 }
 
 impl RunConfig {
-    /// FLOPs per token of training this with V = `vocabulary`: [`ModelConfig::flops_per_token`].
+    /// FLOPs per token of training this with V = `vocabulary`: [`ModelConfig::flops_per_token`], and the auxiliary losses.
     pub fn flops_per_token(&self, vocabulary: usize) -> usize {
         let context = self.data.context_length;
-        self.model.flops_per_token(&self.head, vocabulary, context, self.train.batch_size * context)
+        let tokens = self.train.batch_size * context;
+        let auxiliary = 2 * self.aux.cost(vocabulary, self.model.d_model) / tokens.max(1);
+        self.model.flops_per_token(&self.head, vocabulary, context, tokens) + auxiliary
     }
 
     /// Refuses what the head mode cannot do, as far as that shows without the vocabulary of a tokenizer's file.

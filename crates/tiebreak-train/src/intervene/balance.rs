@@ -7,7 +7,7 @@ use super::Products;
 /// Part of the past in the smoothed ratio.
 const SMOOTHING: f64 = 0.9;
 /// s_in stays between 1 / LIMIT and LIMIT.
-const LIMIT: f64 = 100.0;
+pub(super) const LIMIT: f64 = 100.0;
 
 /// The controller: s_in = clamp(target s_out exp(r)), r the running mean of log |G_out| / |G_in|, this step's included.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,9 +1,11 @@
 //! Factors learned from the training gradients: the multiple-gradient descent algorithm for two objectives.
 //!
 //! Sener & Koltun (arXiv 1810.04650, section 3.2) after Désidéri (2012): of all mixtures g a + (1 - g) b with g in \[0, 1\] the
-//! shortest is a direction that improves both objectives, and for two gradients g = clamp(<b - a, b> / |a - b|^2). Here a = G_in and
-//! b = G_out. Ours: the three products are running means, for a step's gradients are noisy, and the factors are 2 g and
-//! 2 (1 - g), so that equally long orthogonal sides keep factors of 1. Nothing is taken from validation.
+//! shortest is a direction that improves both objectives, and for two gradients g = clamp(<b - a, b> / |a - b|^2). Here a and b are the
+//! input's and the output's part of the gradient of the shared parameters (of `tied` G_in and G_out): two uses of one loss, which are
+//! taken for two objectives. Between orthogonal sides g / (1 - g) = |b|^2 / |a|^2, so the shorter side ends up the longer one. Ours:
+//! the three products are running means, for a step's gradients are noisy, and the factors are 2 g and 2 (1 - g), so that equally
+//! long orthogonal sides keep factors of 1. Nothing is taken from validation.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +14,7 @@ use super::{Factors, Products};
 /// Part of the past in the running means.
 const SMOOTHING: f64 = 0.9;
 
-/// Running means of |G_in|^2, |G_out|^2 and <G_in, G_out>, this step's included.
+/// Running means of the products, this step's included.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     means: Products,

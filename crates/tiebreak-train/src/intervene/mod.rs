@@ -56,15 +56,25 @@ impl Factors {
     pub const NONE: Factors = Factors { input: 1.0, output: 1.0 };
 }
 
-/// |G_in|^2, |G_out|^2 and <G_in, G_out> of one step.
+/// Squared lengths and the inner product of one step's two sides: of G_in and G_out, or of what reaches the shared parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Products {
-    /// |G_in|^2.
+    /// The input side's squared length.
     pub input: f64,
-    /// |G_out|^2.
+    /// The output side's.
     pub output: f64,
-    /// <G_in, G_out>.
+    /// Their inner product.
     pub dot: f64,
+}
+
+impl std::iter::Sum for Products {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        let mut sum = Self { input: 0.0, output: 0.0, dot: 0.0 };
+        for part in parts {
+            sum = Self { input: sum.input + part.input, output: sum.output + part.output, dot: sum.dot + part.dot };
+        }
+        sum
+    }
 }
 
 /// What the interventions remember from step to step; checkpoints keep it.
@@ -93,9 +103,21 @@ impl InterveneConfig {
         let rules = self.rules();
         if rules.len() > 1 {
             return fail(format!(
-                "intervene.{} and intervene.{} set the same factor: keep one of them",
+                "intervene.{} and intervene.{} would work against each other: keep one of them",
                 rules[0], rules[1]
             ));
+        }
+        if self.balance_target > 0.0 && !(1.0 / balance::LIMIT..=balance::LIMIT).contains(&self.balance_target) {
+            return fail(format!(
+                "intervene.balance_target = {}: expected 0 (off) or a number from {} to {}, between which the scale is kept",
+                self.balance_target,
+                1.0 / balance::LIMIT,
+                balance::LIMIT
+            ));
+        }
+        if self.balance_target > 0.0 && matches!(self.output_scale, Scale::Constant(0.0)) {
+            return fail("intervene.balance_target weighs the input side against an output side that intervene.output_scale = 0 \
+                         takes away: remove one of the two".into());
         }
         if (self.balance_target > 0.0 || self.learned) && !self.input_scale.is_one() {
             return fail(format!("intervene.input_scale is decided by intervene.{}: remove one of the two", rules[0]));
@@ -121,10 +143,19 @@ impl InterveneConfig {
         !self.input_scale.is_one() || !self.output_scale.is_one() || !self.rules().is_empty()
     }
 
-    /// Factors of the update that completes `step` (1-based); `products` is called if a rule looks at the sides.
-    pub fn factors(&self, step: u64, memory: &mut Memory, products: impl FnOnce() -> Products) -> Factors {
+    /// Factors of the update that completes `step` (1-based); `products` is called if a rule looks at the sides: over the `shared`
+    /// parameters if they are learned, else of G_in and G_out. Without parameters that are `shared`, as after an untying, rules rest.
+    pub fn factors(
+        &self,
+        step: u64,
+        memory: &mut Memory,
+        shared: bool,
+        products: impl FnOnce() -> Products,
+    ) -> Factors {
         let output = self.output_scale.at(step);
-        if self.learned {
+        if !shared {
+            Factors { input: self.input_scale.at(step), output }
+        } else if self.learned {
             learned::factors(&mut memory.learned, products())
         } else if self.balance_target > 0.0 {
             let input = balance::input_scale(&mut memory.balance, products(), self.balance_target, output);
