@@ -410,15 +410,19 @@ fn bar(x: f64, measure: &Measure) -> Option<Band> {
 
 fn scaling_figure(judge: &mut Judge) -> Result<Figure, Error> {
     let mut lines = Vec::new();
-    let mut nulls = Vec::new();
+    let mut rules = Vec::new();
     for (side, name, colour) in [(Side::Input, FROM_INPUT, INPUT), (Side::Output, FROM_OUTPUT, OUTPUT)] {
-        let mut values = Vec::new();
+        let (mut values, mut nulls) = (Vec::new(), Vec::new());
         for (scale, arm) in [(1.0, "tied"), (2.0, "x2"), (3.0, "x3"), (5.0, "x5"), (10.0, "x10")] {
             let measure = judge.score("untied", arm, side, "procrustes", Part::Whole)?;
             values.extend(bar(scale, &measure));
             nulls.extend(measure.null_freq);
         }
         lines.push(Line { name: name.into(), colour, style: Style::Solid, values });
+        rules.extend(
+            mean(&nulls)
+                .map(|at| Rule { colour, ..rule(format!("{name}, random pairing of like frequency"), at, false) }),
+        );
         let matched = judge.score("untied", "movement-matched", side, "procrustes", Part::Whole)?;
         let values = bar(5.0, &matched).into_iter().collect();
         lines.push(Line { name: format!("{name}, movement-matched"), colour, style: Style::Dots, values });
@@ -429,7 +433,7 @@ fn scaling_figure(judge: &mut Judge) -> Result<Figure, Error> {
         y: "mean cosine after an orthogonal map".into(),
         log: (true, false),
         lines,
-        rules: mean(&nulls).map(|at| rule("random pairing of like frequency", at, false)).into_iter().collect(),
+        rules,
         ..Panel::default()
     };
     let (mut rows, mut values) = (Vec::new(), Vec::new());

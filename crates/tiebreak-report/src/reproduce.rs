@@ -174,10 +174,11 @@ fn write(options: &Options, plan: &Plan, pilot: &Pilot, runs: &Runs, claims: &[C
         experiments.push((summary, figures.into_iter().map(|(name, _)| name).collect()));
     }
     board.sync()?;
-    results::write_json(
-        &options.out.join("claims.json"),
-        &ClaimsFile { scale: options.scale.name(), claims: &judged },
-    )?;
+    let file = ClaimsFile { scale: options.scale.name(), claims: &judged };
+    results::write_json(&options.out.join("claims.json"), &file)?;
+    if published {
+        results::write_json(&here.join("claims.json"), &file)?;
+    }
     let commands = commands(options)?;
     let (experiments, claims) = (&experiments[..], &judged[..]);
     let results = Results { scale: options.scale, commands, claims, experiments, pilot, runs }.to_markdown();

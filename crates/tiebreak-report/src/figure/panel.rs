@@ -1,6 +1,6 @@
 //! Charts of lines with bands, side by side, one legend below.
 
-use plotters::chart::ChartBuilder;
+use plotters::chart::{ChartBuilder, LabelAreaPosition};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::Ranged;
 use plotters::element::{Circle, PathElement, Polygon, Text};
@@ -184,6 +184,7 @@ fn chart<B: DrawingBackend>(area: &Area<B>, panel: &Panel) -> Drawn<B> {
         .x_label_area_size(px(42))
         .y_label_area_size(px(if list { 150 } else { 60 }))
         .build_cartesian_2d(x, y)?;
+    let blank = |_: &f64| String::new();
     let mut mesh = chart.configure_mesh();
     mesh.axis_style(INK.stroke_width(UNIT))
         .bold_line_style(GREY.mix(0.25).stroke_width(UNIT / 2))
@@ -195,7 +196,7 @@ fn chart<B: DrawingBackend>(area: &Area<B>, panel: &Panel) -> Drawn<B> {
         .set_all_tick_mark_size(px(4));
     if list {
         // The names on the left stand for the axis's own numbers.
-        mesh.disable_y_mesh().y_labels(0);
+        mesh.disable_y_mesh().y_label_formatter(&blank).set_tick_mark_size(LabelAreaPosition::Left, 0);
     }
     mesh.draw()?;
     let clamp = |(a, b): (f64, f64)| Some((x.clamp(a)?, y.clamp(b)?));
@@ -278,4 +279,26 @@ fn stroke<B: DrawingBackend>(
         along += length;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_rows_stand_alone_on_the_left() {
+        let values = [0.0, 1.0].map(|x| Band { x, mean: 0.3, low: 0.2, high: 0.4 }).to_vec();
+        let panel = Panel {
+            rows: vec!["first".into(), "second".into()],
+            lines: vec![Line { name: String::new(), colour: INK, style: Style::Dots, values }],
+            ..Panel::default()
+        };
+        let svg = panels("", 1, &[panel]).unwrap().svg;
+        let texts = || svg.split("<text").skip(1).map(|t| t.split_once('>').map_or("", |(_, t)| t).trim_start());
+        assert_eq!(texts().filter(|t| t.starts_with("first") || t.starts_with("second")).count(), 2);
+        // The axis of rows runs from -1 to 0, that of values from 0.2 to 0.4.
+        let numbers =
+            |t: &str| t.starts_with("0\n") || t.starts_with("0<") || t.starts_with('\u{2212}') || t.starts_with('-');
+        assert_eq!(texts().filter(|t| numbers(t)).count(), 0, "{svg:.3000}");
+    }
 }
