@@ -105,7 +105,7 @@ def text(result):
     parts += ["", *(f"WARNING: {warning}" for warning in result["warnings"])]
     tested = sum(1 for arm in arms if (arm["vs_baseline"] or {}).get("p_holm") is not None)
     parts.append(f"Differences are paired by seed, arm minus `{baseline}`; brackets are 95 % t intervals. `p (Holm)` is adjusted for "
-                 f"the {tested} arms that have three seeds or more; an arm with one seed decides nothing.\n")
+                 f"the {tested} arm(s) with three seeds or more; an arm with one seed decides nothing.\n")
     rows = []
     for arm in arms:
         versus = arm["vs_baseline"]
