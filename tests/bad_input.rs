@@ -374,6 +374,17 @@ fn commands() {
 
 /// Folders that cannot be, or must not become, a run's.
 #[test]
+fn an_unknown_word_in_tiebreak_simd_is_refused_and_known_ones_are_not() {
+    let place = Place::new();
+    let with = |word: &str| Said::of(place.command(binary()).args(["devices"]).env("TIEBREAK_SIMD", word));
+    let refused = with("avx1024").expect(2).stderr;
+    assert!(refused.contains("TIEBREAK_SIMD=avx1024") && refused.contains("avx512, avx2, plain or off"), "{refused}");
+    for word in ["avx512", "avx2", "plain", "off", ""] {
+        with(word).expect(0);
+    }
+}
+
+#[test]
 fn output_folders() {
     let place = Place::new();
     let run = place.train("out", &[]).expect(0).folder(&place);
