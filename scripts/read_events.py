@@ -132,7 +132,8 @@ def hparams(provider, ctx):
             }
     experiment = get_experiment.Handler(ctx, backend, EXPERIMENT, api_pb2.GetExperimentRequest()).run()
     described = {
-        "hparams": {h.name: [python_value(v) for v in h.domain_discrete.values] for h in experiment.hparam_infos},
+        # TensorBoard lists a domain in the order of a hash set, which differs from process to process and reader to reader.
+        "hparams": {h.name: sorted(map(python_value, h.domain_discrete.values), key=repr) for h in experiment.hparam_infos},
         "metrics": [[m.name.group, m.name.tag] for m in experiment.metric_infos],
     }
     return values, sessions, described
