@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training speed against PyTorch on the same CPU: the same shapes, initial weights, tokens and optimiser, run in turn.
+"""Training speed against PyTorch on the same CPU or GPU: the same shapes, initial weights, tokens and optimiser, run in turn.
 
 Run      python scripts/bench_pytorch.py --torch-python ~/venv-torch/bin/python --shape S1
          python scripts/bench_pytorch.py --torch-python ... --d-model 128 --layers 2 --heads 4 --context 64 --batch 4 --vocab 512
@@ -11,6 +11,8 @@ Measures whole optimiser steps: forward, mean cross-entropy, backward, clip at 1
          Variants run one after the other in each of the --pairs rounds, each in a process of its own, on equally many threads.
          --cells N runs every variant in N processes at a time, each on its share of the threads, as a sweep does, and counts the
          tokens per second of all of them; a step's time is then divided by N.
+         --device NAME runs ours there (wgpu:0, vulkan:0, cuda:0) and PyTorch on its CUDA device, with and without TF32; peak memory is
+         then the most that nvidia-smi counts on the device beyond what it counted before.
          OPENBLAS_CORETYPE and the like are removed from PyTorch's environment (it says so), for they can choose a slower path.
 Checks   that the first losses agree (f32 to 1e-5, bf16 to 2e-3, relative) and the later ones too (1e-3, 5e-3): both do the same work.
 Prints   medians per variant and, per pair of ours and PyTorch's, the ratio of every round: median and range. --json: one document.
@@ -22,14 +24,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 SHAPES = {
     "S1": dict(d_model=256, layers=4, heads=8, context=256, batch=8, vocab=8192, block="rms"),
     "S2": dict(d_model=128, layers=4, heads=4, context=128, batch=32, vocab=3144, block="default"),
     "S3": dict(d_model=512, layers=8, heads=8, context=256, batch=8, vocab=16384, block="rms"),
+    "gpt2": dict(d_model=768, layers=12, heads=12, context=1024, batch=8, vocab=50257, block="gpt"),
 }
 OURS = {"ours f32": "f32", "ours bf16": "bf16"}
 THEIRS = {"eager f32": [], "compile f32": ["--compile"], "autocast bf16": ["--bf16"]}
+THEIRS_ON_GPU = {"eager f32": ["--cuda"], "eager tf32": ["--cuda", "--tf32"], "autocast bf16": ["--cuda", "--bf16"]}
 REMOVED = ["OPENBLAS_CORETYPE", "MKL_DEBUG_CPU_TYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"]
 
 
@@ -47,13 +52,14 @@ def torch_child(a):
     import contextlib
     import resource
     import struct
-    import time
 
     import torch
     import torch.nn.functional as F
     from torch import nn
 
     torch.set_num_threads(a.threads)
+    place = "cuda" if a.cuda else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = a.tf32
     with open(a.weights, "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data = bytearray(file.read())
@@ -142,14 +148,15 @@ def torch_child(a):
     model = Model()
     if weights:
         sys.exit(f"weights without a place: {', '.join(weights)}")
+    model.to(place)
     matrices, vectors = [p for p in model.parameters() if p.ndim == 2], [p for p in model.parameters() if p.ndim == 1]
     groups = [dict(params=p, weight_decay=wd) for p, wd in ((matrices, 0.1), (vectors, 0.0)) if p]
     optimiser = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, fused=True)
     run = torch.compile(model) if a.compile else model
-    cast = lambda: torch.autocast("cpu", torch.bfloat16) if a.bf16 else contextlib.nullcontext()
+    cast = lambda: torch.autocast(place, torch.bfloat16) if a.bf16 else contextlib.nullcontext()
     n, steps = a.batch * a.context, a.warmup + a.steps
     passes = (a.steps + 3) // 4 + 1
-    ids = torch.tensor(tokens(a.vocab, 2 * n * (steps + passes))).view(-1, 2, a.batch, a.context)
+    ids = torch.tensor(tokens(a.vocab, 2 * n * (steps + passes))).view(-1, 2, a.batch, a.context).to(place)
     times, losses = [], []
     for i in range(steps):
         start = time.perf_counter()
@@ -172,7 +179,8 @@ def torch_child(a):
     print(json.dumps(dict(
         tokens_per_second=n / median, median_step_ms=1e3 * median, min_step_ms=1e3 * min(times[a.warmup:]), peak_rss_mb=peak,
         evaluation_tokens_per_second=n / statistics.median(evaluation[1:]), losses=losses, threads=torch.get_num_threads(),
-        products=f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
+        products=f"torch {torch.__version__}, "
+                 + (f"{torch.cuda.get_device_name()}, TF32 {a.tf32}" if a.cuda else torch.backends.cpu.get_cpu_capability()),
         parameters=sum(p.numel() for p in model.parameters()))))
 
 
@@ -181,8 +189,35 @@ def shape_arguments(a):
     return [x for name in names for x in (f"--{name.replace('_', '-')}", str(getattr(a, name)))]
 
 
+def gpu_memory():
+    """MiB in use on the first NVIDIA device; none where nvidia-smi does not say."""
+    ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        return int(subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+
+
+def child_on_gpu(command, environment):
+    """[`child`] with the device's memory instead of the process's."""
+    before = peak = gpu_memory()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, text=True)
+        while process.poll() is None:
+            if before is not None:
+                peak = max(peak, gpu_memory() or 0)
+            time.sleep(0.1)
+        out.seek(0)
+        lines = out.read().splitlines()
+    if process.returncode:
+        sys.exit(f"failed ({process.returncode}): {' '.join(command)}")
+    return json.loads(lines[-1]) | dict(peak_rss_mb=float("nan") if before is None else peak - before)
+
+
 def child(command, environment, cells):
     """The same run in `cells` processes at a time: of the first, with the tokens per second of all."""
+    if "--device" in command or "--cuda" in command:
+        return child_on_gpu(command, environment)
     started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(cells)]
     outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
@@ -215,7 +250,8 @@ def main():
     parser.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="ours (default: both)")
     parser.add_argument("--compile", action="store_true", help="also torch.compile (with --child: only)")
     parser.add_argument("--json", action="store_true")
-    for name in ["--child", "--bf16"]:
+    parser.add_argument("--device", help="of ours, with PyTorch on its CUDA device (default: the CPU for both)")
+    for name in ["--child", "--bf16", "--cuda", "--tf32"]:
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)
     a = parser.parse_args()
@@ -231,6 +267,9 @@ def main():
         lines = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         built = [json.loads(line) for line in lines]
         binary = next(m["executable"] for m in built if m.get("executable") and m["target"]["name"] == "bench_step")
+    if a.device and (a.cells > 1 or a.compile):
+        parser.error("--device goes with neither --cells nor --compile")
+    theirs_are = THEIRS_ON_GPU if a.device else THEIRS
     a.threads = max(1, a.threads // a.cells)
     environment = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
     removed = [name for name in REMOVED if name in environment]
@@ -243,11 +282,12 @@ def main():
         weights = os.path.join(folder, "weights.safetensors")
         for turn in range(a.pairs):
             for name, precision in OURS.items():
-                if precision in a.precision:
+                if precision in a.precision and (precision == "f32" or not a.device):
                     export = ["--export", weights] if not os.path.exists(weights) else []
                     command = [binary, *shape_arguments(a), "--precision", precision, *export]
+                    command += ["--device", a.device] if a.device else []
                     found.setdefault(name, []).append(child(command, environment, a.cells))
-            for name, flags in THEIRS.items():
+            for name, flags in theirs_are.items():
                 if name == "compile f32" and not a.compile:
                     continue
                 command = [a.torch_python, os.path.abspath(__file__), "--child", "--weights", weights, *shape_arguments(a),
@@ -257,7 +297,7 @@ def main():
 
     reference = found["eager f32"][0]
     for name, runs in found.items():
-        first, later = (2e-3, 5e-3) if "bf16" in name else (1e-5, 1e-3)
+        first, later = (2e-3, 5e-3) if "bf16" in name or "tf32" in name else (1e-5, 1e-3)
         for run in runs:
             for step, (loss, expected) in enumerate(zip(run["losses"], reference["losses"]), 1):
                 if not near(loss, expected, first if step == 1 else later):
@@ -271,7 +311,7 @@ def main():
         keys = ["tokens_per_second", "median_step_ms", "evaluation_tokens_per_second", "peak_rss_mb"]
         report["variants"][name] = {key: round(middle(runs, key), 1) for key in keys} | dict(products=runs[0]["products"])
     for ours in (name for name in found if name in OURS):
-        for other in (name for name in found if name in THEIRS):
+        for other in (name for name in found if name in theirs_are):
             rounds = list(zip(found[ours], found[other]))
             speed = sorted(y["median_step_ms"] / x["median_step_ms"] for x, y in rounds)
             evaluation = statistics.median(x["evaluation_tokens_per_second"] / y["evaluation_tokens_per_second"] for x, y in rounds)

@@ -113,8 +113,9 @@ fn configuration() {
         ("[optim]\noutput_lr_scale = 0.5", &["optim.output_lr_scale = 0.5", "head.mode = \"tied\""]),
         // Devices.
         ("device = \"gpu\"", &["device = \"gpu\"", "unknown", "flex"]),
-        ("device = \"cuda:0\"", &["device = \"cuda:0\"", "no GPU backend", "flex"]),
-        ("device = \"wgpu\"", &["device = \"wgpu\"", "no GPU backend", "flex"]),
+        ("device = \"cuda:0\"", &["device = \"cuda\"", "--features cuda", "flex"]),
+        ("device = \"metal:1\"", &["device = \"metal\"", "not in this build", "--features metal", "flex"]),
+        ("device = \"wgpu:x\"", &["device = \"wgpu:x\"", "unknown", "wgpu:1", "wgpu:cpu"]),
         ("device = \"ndarray\"", &["device = \"ndarray\"", "not in this build", "--features ndarray", "flex"]),
         // Head modes: keys of others, roles they lack, values and combinations that mean nothing.
         ("[head]\nrank = 8", &["head.rank = 8", "\"tied\" has no such key", "low_rank_private", "factorised"]),
@@ -372,7 +373,6 @@ fn commands() {
     report(failures);
 }
 
-/// Folders that cannot be, or must not become, a run's.
 #[test]
 fn an_unknown_word_in_tiebreak_simd_is_refused_and_known_ones_are_not() {
     let place = Place::new();
@@ -384,6 +384,7 @@ fn an_unknown_word_in_tiebreak_simd_is_refused_and_known_ones_are_not() {
     }
 }
 
+/// Folders that cannot be, or must not become, a run's.
 #[test]
 fn output_folders() {
     let place = Place::new();
@@ -506,7 +507,7 @@ fn sweeps() {
             change("\"head.mode\" = \"untied\"", "\"optim.input_lr_scale\" = 2"),
             &["arm \"untied\"", "optim.input_lr_scale"],
         ),
-        (change("\"head.mode\" = \"untied\"", "device = \"cuda\""), &["arm \"untied\"", "device", "no GPU backend"]),
+        (change("\"head.mode\" = \"untied\"", "device = \"cuda\""), &["arm \"untied\"", "device", "--features cuda"]),
         (change("\"head.mode\" = \"untied\"", "\"data.corpus\" = \"sotuu\""), &["arm \"untied\"", "sotuu", "sotu"]),
         (add("match_parameters = \"teid\""), &["arm \"untied\"", "match_parameters", "teid", "did you mean \"tied\""]),
         (add("match_parameters = \"untied\""), &["match_parameters", "is the arm itself"]),

@@ -35,6 +35,17 @@ tables_at = [0, 10, 30]
 every = 7
 "#;
 
+/// Of the binary, as of the tests.
+const FEATURES: &[&str] = if cfg!(feature = "vulkan") {
+    &["--features", "tiebreak-tests/vulkan"]
+} else if cfg!(feature = "wgpu") {
+    &["--features", "tiebreak-tests/wgpu"]
+} else if cfg!(feature = "wgpu-unfused") {
+    &["--features", "tiebreak-tests/wgpu-unfused"]
+} else {
+    &[]
+};
+
 /// The binary, built once per test process with the profile of the tests.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
@@ -46,6 +57,7 @@ pub fn binary() -> &'static Path {
         let built = Command::new(env!("CARGO"))
             // With a test among the targets features are resolved as for the tests themselves, so no dependency is built twice.
             .args(["build", "--workspace", "--bins", "--test", "integration"])
+            .args(FEATURES)
             .args(["--profile", if profile == "debug" { "dev" } else { profile }])
             .arg("--target-dir")
             .arg(folder.parent().unwrap())

@@ -7,7 +7,7 @@ use tiebreak_model::interface::{
 };
 use tiebreak_model::rng::Stream;
 use tiebreak_model::{Model, ModelConfig, Placement, Vocabulary};
-use tiebreak_train::auxiliary::auxiliary;
+use tiebreak_train::auxiliary::{Auxiliary, auxiliary};
 use tiebreak_train::config::RunConfig;
 use tiebreak_train::intervene::{Scale, ScaleKind, ScaleSchedule};
 use tiebreak_train::optim::AdamW;
@@ -163,7 +163,7 @@ fn pullback_is_the_gradient(dtype: DType, tolerance: f64) {
         for whole in [false, true] {
             let model = shaken(&head, dtype);
             let found = gradients(&model, std::slice::from_ref(&batch), 1.0, Precision::F32, whole);
-            assert!((found.loss - loss).abs() <= tolerance * loss, "{head:?}: {} {loss}", found.loss);
+            assert!((found.loss() - loss).abs() <= tolerance * loss, "{head:?}: {} {loss}", found.loss());
             assert!(!whole || found.whole.is_some());
             let tables = model.interface.pullback(found.tables).into_iter().map(Sides::sum);
             for (gradient, (path, expected)) in tables.chain(found.trunk).zip(&expected) {
@@ -196,7 +196,7 @@ fn pullback_is_the_slope_of_the_loss() {
             let direction = direction(gradient.dims(), parameter);
             let loss = |by: f64| {
                 let model = moved(&head, parameter, &direction, by);
-                of(&model).loss + head.z_loss * mean_square_of_log_partition(&model, &batch)
+                of(&model).loss() + head.z_loss * mean_square_of_log_partition(&model, &batch)
             };
             let expected = (loss(1e-6) - loss(-1e-6)) / 2e-6;
             let along = host(&(gradient.clone() * direction.clone())).iter().sum::<f64>();
@@ -329,7 +329,7 @@ fn paper_output_scale_scales_the_trunk_and_both_sides() {
     let model = model(ModeKind::Tied, DType::F64);
     let plain = gradients(&model, &[batch(3, "paper")], 1.0, Precision::F32, true);
     let scaled = gradients(&model, &[batch(3, "paper")], 0.5, Precision::F32, true);
-    assert_eq!(plain.loss, scaled.loss);
+    assert_eq!(plain.loss(), scaled.loss());
     let all =
         |g: tiebreak_train::step::Gradients| [vec![g.tables.input.rows_vr, g.tables.output.rows_vr], g.trunk].concat();
     for (a, b) in all(plain).iter().zip(&all(scaled)) {
@@ -350,7 +350,7 @@ fn micro_batches_of_unequal_length_equal_one_batch() {
         for whole in [false, true] {
             let parts = gradients(&model, &[a.clone(), b.clone()], 1.0, Precision::F32, whole);
             let joined = gradients(&model, std::slice::from_ref(&joined), 1.0, Precision::F32, whole);
-            assert!((parts.loss - joined.loss).abs() < 1e-12);
+            assert!((parts.loss() - joined.loss()).abs() < 1e-12);
             let all = |g: tiebreak_train::step::Gradients| {
                 let side = |g: TableGradient| [Some(g.rows_vr), g.map_rd];
                 let sides = [side(g.tables.input), side(g.tables.output), [g.tables.bias_1v, None]].concat();
@@ -559,7 +559,7 @@ fn trained(head: &HeadConfig, whole: bool, change: impl Fn(&mut RunConfig, &mut 
     let mut losses = Vec::new();
     for step in 1..=3 {
         let found = gradients(&model, &[batch(3, &format!("reduction {step}"))], 1.0, Precision::F32, whole);
-        losses.push(found.loss.to_bits());
+        losses.push(found.loss().to_bits());
         let done = update(&mut model, &mut adam, &mut memory, found, &config, step, whole);
         assert!(done.nonfinite.is_empty());
     }
@@ -636,7 +636,7 @@ fn untying_changes_no_bit_of_the_loss_and_copies_the_moments() {
         step(&mut other.0, &mut other.1, i);
     }
     assert!(!model.interface.one_matrix() && other.0.interface.one_matrix());
-    let loss = |model: &Model| gradients(model, &[batch(3, "switch 3")], 1.0, Precision::F32, false).loss.to_bits();
+    let loss = |model: &Model| gradients(model, &[batch(3, "switch 3")], 1.0, Precision::F32, false).loss().to_bits();
     assert_eq!(loss(&model), loss(&other.0));
     assert!(!adam.moments().contains_key("table"));
     for path in ["input_table", "output_table"] {
@@ -677,6 +677,20 @@ fn a_pseudo_inverse_stays_one_for_500_steps() {
     }
 }
 
+/// The weighted sum of a step's auxiliary losses, and the rest.
+fn aux(
+    model: &Model,
+    config: &RunConfig,
+    step: u64,
+    rotation_dd: &mut Option<Tensor<2>>,
+    whole: bool,
+) -> (f64, Auxiliary) {
+    let mut reads = tiebreak_kernels::Reads::default();
+    let found = auxiliary(model, config, step, rotation_dd, whole, &mut reads).unwrap();
+    reads.execute();
+    (found.loss.read(&reads), found)
+}
+
 /// <gradient, direction> against differences of the loss, in f64.
 #[test]
 fn auxiliary_losses_have_the_gradients_of_their_differences() {
@@ -695,11 +709,11 @@ fn auxiliary_losses_have_the_gradients_of_their_differences() {
             }
             let count = base.interface.parameters().len();
             let loss = |parameter: usize, direction: &Tensor<2>, by: f64| {
-                auxiliary(&moved(&head, parameter, direction, by), &config, 1, &mut None, true).unwrap().loss
+                aux(&moved(&head, parameter, direction, by), &config, 1, &mut None, true).0
             };
             let found = [false, true].map(|whole| {
-                let found = auxiliary(&base, &config, 1, &mut None, whole).unwrap();
-                assert_eq!(found.norms.is_some(), whole);
+                let (_, found) = aux(&base, &config, 1, &mut None, whole);
+                assert_eq!(found.squares.is_some(), whole);
                 base.interface.pullback(found.gradient).into_iter().map(Sides::sum).collect::<Vec<_>>()
             });
             for parameter in 0..count {
@@ -726,21 +740,21 @@ fn a_symmetry_loss_with_its_rotation_held_has_the_gradient_of_its_differences() 
     let mut config = config();
     (config.aux.symmetry, config.aux.symmetry_refresh) = (0.3, 50);
     let mut memory = None;
-    auxiliary(&model_of(&with(ModeKind::Untied, |_| ()), DType::F64), &config, 1, &mut memory, false).unwrap();
+    aux(&model_of(&with(ModeKind::Untied, |_| ()), DType::F64), &config, 1, &mut memory, false);
     let held = memory.expect("the rotation of step 1");
     let of = |model: &Model| {
         let mut memory = Some(held.clone());
-        let found = auxiliary(model, &config, 2, &mut memory, false).unwrap();
+        let found = aux(model, &config, 2, &mut memory, false);
         assert_eq!(host(&memory.unwrap()), host(&held), "step 2 refreshes nothing");
         found
     };
     let base = shaken(&head, DType::F64);
-    let at_a_refresh = auxiliary(&base, &config, 1, &mut None, false).unwrap().loss;
-    assert!(of(&base).loss > at_a_refresh * (1.0 + 1e-6), "the held rotation is the best one");
-    let found = base.interface.pullback(of(&base).gradient).into_iter().map(Sides::sum);
+    let at_a_refresh = aux(&base, &config, 1, &mut None, false).0;
+    assert!(of(&base).0 > at_a_refresh * (1.0 + 1e-6), "the held rotation is the best one");
+    let found = base.interface.pullback(of(&base).1.gradient).into_iter().map(Sides::sum);
     for (parameter, gradient) in found.enumerate() {
         let direction = direction(gradient.dims(), parameter);
-        let loss = |by: f64| of(&moved(&head, parameter, &direction, by)).loss;
+        let loss = |by: f64| of(&moved(&head, parameter, &direction, by)).0;
         let expected = (loss(1e-5) - loss(-1e-5)) / 2e-5;
         let along = host(&(gradient * direction)).iter().sum::<f64>();
         assert!((along - expected).abs() < 1e-8 * (expected.abs() + 1.0), "{parameter}: {along} {expected}");
@@ -862,7 +876,7 @@ fn a_normed_and_scaled_lookup_has_the_gradient_of_its_differences() {
             }
         });
         let found = gradients(&model, std::slice::from_ref(&batch), 1.0, Precision::F32, true);
-        (found.loss, host(&(found.whole.unwrap().input_vd * direction)).iter().sum::<f64>())
+        (found.loss(), host(&(found.whole.unwrap().input_vd * direction)).iter().sum::<f64>())
     };
     let along = loss_and_gradient(0.0).1;
     let expected = (loss_and_gradient(1e-6).0 - loss_and_gradient(-1e-6).0) / 2e-6;

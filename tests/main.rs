@@ -3,6 +3,8 @@
 mod bad_input;
 mod docs;
 mod golden;
+#[cfg(feature = "wgpu-unfused")]
+mod gpu;
 mod harness;
 mod invariants;
 mod lens;

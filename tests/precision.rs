@@ -36,7 +36,7 @@ fn run_head(
         let ids = |k: i64| (0..15 * T as i64).map(|i| ((i * i * k + i * step as i64) % V as i64) as i32).collect();
         let batch = MicroBatch { inputs: ids(3), targets: ids(7), context: T };
         let found = gradients(&model, &[batch], 1.0, precision, step % 2 == 0);
-        losses.push(found.loss);
+        losses.push(found.loss());
         let done = update(&mut model, &mut adam, &mut memory, found, &config, step, step % 2 == 0);
         assert!(done.nonfinite.is_empty());
     }

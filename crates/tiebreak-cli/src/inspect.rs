@@ -7,7 +7,6 @@ use serde::Serialize;
 use tiebreak_model::interface::ModeKind;
 use tiebreak_model::{MemoryLine, ParameterCount};
 use tiebreak_train::config::{self, RunConfig};
-use tiebreak_train::device::DeviceKind;
 use tiebreak_train::{Error, Records};
 
 /// What a configuration builds.
@@ -108,20 +107,4 @@ impl Report {
         }
         text
     }
-}
-
-/// What this build can compute on.
-pub fn devices() -> String {
-    let mut text = String::new();
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    for kind in DeviceKind::ALL {
-        let what = match kind {
-            DeviceKind::Flex => format!("CPU, {cores} threads; the default and the reference"),
-            DeviceKind::NdArray => "CPU; deprecated upstream, several times slower than flex".into(),
-        };
-        let built = if kind.compiled_in() { "ready" } else { "not in this build (cargo feature of the same name)" };
-        let _ = writeln!(text, "{:<8}  {built:<8}  {what}", kind.name());
-    }
-    text += "GPU       not in this build\n";
-    text
 }

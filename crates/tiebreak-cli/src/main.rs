@@ -1,5 +1,6 @@
 //! The `tiebreak` command: raw TOML to a resolved configuration to one call.
 
+mod devices;
 mod generate;
 mod inspect;
 mod lens;
@@ -21,6 +22,7 @@ use terminal::whole;
 use tiebreak_report::Ended;
 use tiebreak_sweep::{CompareOptions, LaunchOptions, Sweep, SweepOutcome};
 use tiebreak_train::config::{self, Loaded};
+use tiebreak_train::device::{self, DeviceKind};
 use tiebreak_train::probing::{self, Pairs, Probe, ProbeOptions};
 use tiebreak_train::track::LogWriter;
 use tiebreak_train::{Error, Outcome, TrainOptions};
@@ -56,6 +58,9 @@ enum Command {
         /// Go on with an unfinished run of the same configuration.
         #[arg(long)]
         resume: bool,
+        /// With --resume: the kind of device that the run began on, where it goes on with another (flex, wgpu, vulkan, ...).
+        #[arg(long, value_name = "KIND")]
+        begun_on: Option<DeviceKind>,
     },
     /// Train every arm, grid point and seed of a sweep, then compare them. Finished cells are skipped.
     Sweep {
@@ -138,7 +143,13 @@ enum Command {
     /// The paper's experiments: their runs, figures and a verdict per claim.
     Reproduce(reproduce::Reproduce),
     /// What this build can compute on.
-    Devices,
+    Devices {
+        /// Compute on one what a run computes, and compare with double precision on the CPU.
+        #[arg(long, value_name = "DEVICE")]
+        check: Option<String>,
+        #[command(flatten)]
+        json: Json,
+    },
 }
 
 #[derive(Subcommand)]
@@ -253,7 +264,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     let asked = tiebreak_kernels::simd::asked().map_err(Error::Input);
-    match asked.and_then(|_| run(cli.command)) {
+    match asked.and_then(|_| device::caught(|| run(cli.command))) {
         Ok(End::Done) => ExitCode::SUCCESS,
         Ok(End::Failed) => ExitCode::from(1),
         Ok(End::Interrupted) => ExitCode::from(130),
@@ -270,7 +281,9 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<End, Error> {
     match command {
         Command::Data(command) => data(command)?,
-        Command::Train { run, set, out, resume } => return train(&run, &set.sets, &out.out, resume),
+        Command::Train { run, set, out, resume, begun_on } => {
+            return train(&run, &set.sets, &out.out, resume, begun_on);
+        }
         Command::Sweep { sweep, set, out, jobs, dry_run, launcher: Launcher::Local } => {
             let sweep = Sweep::load(&sweep, &set.sets)?;
             if dry_run {
@@ -327,7 +340,15 @@ fn run(command: Command) -> Result<End, Error> {
                 return Ok(End::Interrupted);
             }
         }
-        Command::Devices => print(&inspect::devices())?,
+        Command::Devices { check: None, json } => {
+            let listed = device::list();
+            print_either(json.json, &listed, || devices::text(&listed))?;
+        }
+        Command::Devices { check: Some(name), json } => {
+            let report = devices::check(&name)?;
+            print_either(json.json, &report, || report.to_text())?;
+            return Ok(if report.passed { End::Done } else { End::Failed });
+        }
     }
     Ok(End::Done)
 }
@@ -338,13 +359,19 @@ fn launch(jobs: Option<usize>) -> Result<LaunchOptions, Error> {
     Ok(LaunchOptions { jobs, stop: stop_on_signals()?, program })
 }
 
-fn train(path: &Path, sets: &[String], out: &Path, resume: bool) -> Result<End, Error> {
+fn train(
+    path: &Path,
+    sets: &[String],
+    out: &Path,
+    resume: bool,
+    begun_on: Option<DeviceKind>,
+) -> Result<End, Error> {
     let Loaded { config, .. } = show::runnable(path, sets)?;
     let told = std::sync::Mutex::new(Ok(()));
     let announce = |folder: &Path| {
         *told.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = print(&folder.display().to_string());
     };
-    let options = TrainOptions { out, resume, stop: stop_on_signals()?, announce: &announce };
+    let options = TrainOptions { out, resume, begun_on, stop: stop_on_signals()?, announce: &announce };
     let outcome = tiebreak_train::train(&config, &options)?;
     // A run is worth finishing though nobody hears of its folder.
     told.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?;

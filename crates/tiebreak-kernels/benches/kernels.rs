@@ -124,11 +124,15 @@ fn table(c: &mut Criterion) {
         let (first, second, step) = (a.clone(), b.clone().powi_scalar(2), AdamWStep { step: 10, ..step });
         let mut part = Some(a.clone().add_scalar(0.0));
         once(c, "attribute", id("f32"), v * d, || {
-            let (input, moved) = attribute((&first, &second), part.take(), &b, step);
+            let mut reads = Reads::default();
+            let (input, moving) = attribute((&first, &second), part.take(), &b, step, Some(&mut reads));
             part = Some(input);
-            moved
+            moving.map(|moving| moving.read(&reads))
         });
-        once(c, "update_square", id("f32"), v * d, || update_square(&first, &second, step));
+        once(c, "update_square", id("f32"), v * d, || {
+            let mut reads = Reads::default();
+            update_square(&first, &second, step, &mut reads).read(&reads)
+        });
     }
 }
 

@@ -16,8 +16,8 @@ use crate::simd::{exp, exp_sum, largest, simd, sum2};
 /// Queries per block of scores.
 const BLOCK: usize = 64;
 
-/// Stands for minus infinity in a score, far below any real one.
-const NEVER: f32 = -1e30;
+/// Stands for minus infinity, which not every device has, in a score: far below any real one.
+pub const NEVER: f32 = -1e30;
 
 /// Cosines and sines of position t times the frequency of pair j, each `[context, head width / 2]`, outside the tape.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ fn composed(qkv_bt3d: Tensor<3>, heads: usize, rotary: Option<&Rotary>) -> Tenso
     // Scaling q costs a head width per row; scaling the scores would cost a context.
     let q_bhtw = rotate(part(0), rotary).mul_scalar(1.0 / (width as f64).sqrt());
     let k_bhtw = rotate(part(1), rotary);
-    let scores_bhtt = q_bhtw.matmul(k_bhtw.swap_dims(2, 3)).mask_fill(mask_tt.unsqueeze(), f32::NEG_INFINITY);
+    let scores_bhtt = q_bhtw.matmul(k_bhtw.swap_dims(2, 3)).mask_fill(mask_tt.unsqueeze(), NEVER);
     let mixed_bhtw = activation::softmax(scores_bhtt, 3).matmul(part(2));
     mixed_bhtw.swap_dims(1, 2).reshape([b, t, d])
 }

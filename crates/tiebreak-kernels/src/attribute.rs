@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use crate::adamw::{AdamWStep, BLOCK, Factors, own};
 use crate::flex::{plain, tensor, values, values_mut};
-use crate::row_products;
 use crate::simd::{LANES, fold, simd};
+use crate::sums::{Place, Reads};
 
 /// Products of one update u (weight decay left out) and its input part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -27,17 +27,44 @@ impl std::ops::AddAssign for Moved {
     }
 }
 
+/// A [`Moved`] that is still to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving {
+    /// <m_in, m> scaled, in parts; none: 0.
+    input: Option<Place>,
+    whole: Place,
+    /// The square of the rate, which both are to be multiplied with.
+    rate: f64,
+}
+
+impl Moving {
+    /// The same of an update that is all the input side's.
+    pub fn all_input(self) -> Self {
+        Self { input: Some(self.whole), ..self }
+    }
+
+    /// What was read.
+    ///
+    /// # Panics
+    /// Before [`Reads::execute`].
+    pub fn read(self, reads: &Reads) -> Moved {
+        let sum = |place: Place| reads.sum(place) * self.rate;
+        Moved { input: self.input.map_or(0.0, sum), whole: sum(self.whole) }
+    }
+}
+
 /// Carries the input part of a first moment on by the input part of the gradient, m_in = b1 m_in + (1 - b1) factor g_in, and
-/// attributes the update. To be called behind [`adamw`](crate::adamw), whose moments (m, v) after the update these are, with the
-/// same `step`. Without `input` m_in starts at 0.
+/// attributes the update where there are `reads` to ask. To be called behind [`adamw`](crate::adamw), whose moments (m, v) after the
+/// update these are, with the same `step`. Without `input` m_in starts at 0.
 pub fn attribute(
     moments: (&Tensor<2>, &Tensor<2>),
     input: Option<Tensor<2>>,
     gradient: &Tensor<2>,
     step: AdamWStep,
-) -> (Tensor<2>, Moved) {
+    reads: Option<&mut Reads>,
+) -> (Tensor<2>, Option<Moving>) {
     let (first, second) = moments;
-    let rate = step.rate();
+    let rate = step.rate() * step.rate();
     let start = |like: &Tensor<2>| Tensor::zeros(like.dims(), (&like.device(), like.dtype()));
     let input = input.unwrap_or_else(|| start(first));
     if let (Some(m), Some(v), Some(g), Some(_)) = (plain(first), plain(second), plain(gradient), plain(&input)) {
@@ -47,28 +74,30 @@ pub fn attribute(
         let others = values(&g).par_chunks(BLOCK).zip(values(&m).par_chunks(BLOCK)).zip(values(&v).par_chunks(BLOCK));
         let sums: Vec<[f64; 2]> = parts.zip(others).map(|(i, ((g, m), v))| both(f, i, g, m, v)).collect();
         // In order, so that the sum does not depend on the threads.
-        let sum = |k: usize| sums.iter().map(|s| s[k]).sum::<f64>() * rate * rate;
-        return (tensor(input), Moved { input: sum(0), whole: sum(1) });
+        let sum = |k: usize| vec![sums.iter().map(|s| s[k]).sum::<f64>()];
+        let moving = reads.map(|reads| Moving { input: Some(reads.put(sum(0))), whole: reads.put(sum(1)), rate });
+        return (tensor(input), moving);
     }
     let [b1, _] = step.betas;
     let input = input.mul_scalar(b1) + gradient.clone().mul_scalar(step.factor).mul_scalar(1.0 - b1);
-    let inverse = inverse(second, step);
-    let found = row_products(&(input.clone() * inverse.clone()), &(first.clone() * inverse));
-    let sum = |rows: &[f64]| rows.iter().sum::<f64>() * rate * rate;
-    (input, Moved { input: sum(&found.ab), whole: sum(&found.bb) })
+    let moving = reads.map(|reads| {
+        let inverse = inverse(second, step);
+        let (part, all) = (input.clone() * inverse.clone(), first.clone() * inverse);
+        Moving { input: Some(reads.values((part * all.clone()).sum_dim(1))), whole: reads.square(&all), rate }
+    });
+    (input, moving)
 }
 
 /// |u|^2 of the update behind which the moments are (m, v).
-pub fn update_square(first: &Tensor<2>, second: &Tensor<2>, step: AdamWStep) -> f64 {
-    let rate = step.rate();
-    let sum: f64 = if let (Some(m), Some(v)) = (plain(first), plain(second)) {
+pub fn update_square(first: &Tensor<2>, second: &Tensor<2>, step: AdamWStep, reads: &mut Reads) -> Moving {
+    let whole = if let (Some(m), Some(v)) = (plain(first), plain(second)) {
         let blocks = values(&m).par_chunks(BLOCK).zip(values(&v).par_chunks(BLOCK));
         let sums: Vec<f64> = blocks.map(|(m, v)| whole(Factors::new(step), m, v)).collect();
-        sums.iter().sum()
+        reads.put(vec![sums.iter().sum()])
     } else {
-        crate::squares([&(first.clone() * inverse(second, step))].into_iter())[0]
+        reads.square(&(first.clone() * inverse(second, step)))
     };
-    sum * rate * rate
+    Moving { input: None, whole, rate: step.rate() * step.rate() }
 }
 
 /// 1 / (sqrt(v) / sqrt(1 - b2^t) + eps); 0 where an element stays where it is.
@@ -123,6 +152,26 @@ mod tests {
     use crate::adamw;
     use crate::testing::{at_every_level, distance, host, matrix, normal};
     use burn::tensor::DType;
+
+    /// [`attribute`](super::attribute), read.
+    fn attribute(
+        moments: (&Tensor<2>, &Tensor<2>),
+        input: Option<Tensor<2>>,
+        gradient: &Tensor<2>,
+        step: AdamWStep,
+    ) -> (Tensor<2>, Moved) {
+        let mut reads = Reads::default();
+        let (input, moving) = super::attribute(moments, input, gradient, step, Some(&mut reads));
+        reads.execute();
+        (input, moving.unwrap().read(&reads))
+    }
+
+    fn update_square(first: &Tensor<2>, second: &Tensor<2>, step: AdamWStep) -> f64 {
+        let mut reads = Reads::default();
+        let moving = super::update_square(first, second, step, &mut reads);
+        reads.execute();
+        moving.read(&reads).whole
+    }
 
     const STEP: AdamWStep = AdamWStep { betas: [0.9, 0.95], eps: 1e-8, factor: 0.7, lr: 0.01, decay: 0.1, step: 1 };
 

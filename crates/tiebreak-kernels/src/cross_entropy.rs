@@ -7,6 +7,7 @@ use burn::tensor::{IndexingUpdateOp, Int, Tensor, activation};
 use rayon::prelude::*;
 
 use crate::flex::{Unfilled, from_values, indices, plain, shape, tensor, values};
+use crate::largest::rows_at_a_time;
 use crate::logit_map::{LogitMap, RowMap};
 use crate::matrix::{Factor, Into, Matrix, MatrixMut, Precision, Side, Threads, Tiles, product};
 use crate::simd::{exp_sum, largest, simd};
@@ -51,7 +52,8 @@ pub fn cross_entropy_with(
     if let Some(parts) = native(&state_nd, output_vd, map, &targets_n, None, Precision::F32) {
         return parts.nats_n;
     }
-    let chunks = chunks(&state_nd, &targets_n);
+    let [v, _] = output_vd.dims();
+    let chunks = chunks(&state_nd, &targets_n, v);
     let nats = chunks.map(|(state_md, targets_m1)| nats_and_softmax(state_md, output_vd, map, &targets_m1).nats_m1);
     Tensor::cat(nats.collect(), 0).squeeze_dim(1)
 }
@@ -91,7 +93,8 @@ pub fn cross_entropy_gradients_with(
     precision.require_f32();
     let (mut nats, mut states) = (Vec::new(), Vec::new());
     let (mut gradient_vd, mut bias_1v): (Option<Tensor<2>>, Option<Tensor<2>>) = (None, None);
-    for (state_md, targets_m1) in chunks(&state_nd, &targets_n) {
+    let [v, _] = output_vd.dims();
+    for (state_md, targets_m1) in chunks(&state_nd, &targets_n, v) {
         let Softmax { nats_m1, mut p_mv, sum_m1, slope_mv } =
             nats_and_softmax(state_md.clone(), output_vd, map, &targets_m1);
         let [m, _] = p_mv.dims();
@@ -129,10 +132,11 @@ pub fn cross_entropy_gradients_with(
 fn chunks<'a>(
     state_nd: &'a Tensor<2>,
     targets_n: &'a Tensor<1, Int>,
+    v: usize,
 ) -> impl Iterator<Item = (Tensor<2>, Tensor<2, Int>)> + 'a {
-    let [n, d] = state_nd.dims();
-    (0..n).step_by(CHUNK).map(move |start| {
-        let end = (start + CHUNK).min(n);
+    let ([n, d], rows) = (state_nd.dims(), rows_at_a_time(v));
+    (0..n).step_by(rows).map(move |start| {
+        let end = (start + rows).min(n);
         let targets_m = targets_n.clone().slice_dim(0, start..end);
         (state_nd.clone().slice([start..end, 0..d]), targets_m.unsqueeze_dim(1))
     })

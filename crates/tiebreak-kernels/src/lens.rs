@@ -10,6 +10,7 @@ use burn::tensor::{Int, Tensor, activation};
 use rayon::prelude::*;
 
 use crate::CHUNK;
+use crate::largest::rows_at_a_time;
 use crate::flex::{Unfilled, from_values, indices, plain, shape, tensor, values};
 use crate::logit_map::{LogitMap, RowMap};
 use crate::matrix::{Into, Matrix, MatrixMut, multiply_parallel};
@@ -145,7 +146,7 @@ fn composed(
     see: &mut dyn FnMut(usize, &[f32]),
 ) -> Vec<Divergence> {
     let mut found: Vec<(Vec<Tensor<2>>, Vec<Tensor<2>>)> = lenses.iter().map(|_| Default::default()).collect();
-    for rows in chunks(final_nd) {
+    for rows in chunks(final_nd, head) {
         let part = |state_nd: &Tensor<2>| state_nd.clone().slice_dim(0, rows.clone());
         let log_p_mv = activation::log_softmax(head.logits(part(final_nd)), 1);
         let p_mv = log_p_mv.clone().exp();
@@ -172,9 +173,9 @@ fn composed(
     found.into_iter().map(|(k, gradient)| (kl(k), scale.map(|_| join(gradient)))).collect()
 }
 
-fn chunks(state_nd: &Tensor<2>) -> impl Iterator<Item = std::ops::Range<usize>> {
-    let [n, _] = state_nd.dims();
-    (0..n).step_by(CHUNK).map(move |start| start..(start + CHUNK).min(n))
+fn chunks(state_nd: &Tensor<2>, head: &LogitHead) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+    let ([n, _], rows) = (state_nd.dims(), rows_at_a_time(head.output_vd.dims()[0]));
+    (0..n).step_by(rows).map(move |start| start..(start + rows).min(n))
 }
 
 fn composed_readings(
@@ -186,7 +187,7 @@ fn composed_readings(
 ) -> Vec<Vec<Reading>> {
     let mut found: Vec<Vec<Reading>> = sources.iter().map(|_| Vec::new()).collect();
     let host = |t: Tensor<2>| t.to_data().iter::<f32>().collect::<Vec<_>>();
-    for rows in chunks(final_nd) {
+    for rows in chunks(final_nd, head) {
         let part = |state_nd: &Tensor<2>| state_nd.clone().slice_dim(0, rows.clone());
         let ids = |ids_n: &Tensor<1, Int>| ids_n.clone().slice_dim(0, rows.clone()).unsqueeze_dim::<2>(1);
         let log_p_mv = activation::log_softmax(head.logits(part(final_nd)), 1);

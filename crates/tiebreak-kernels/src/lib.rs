@@ -17,6 +17,7 @@ mod cross_entropy;
 mod embedding;
 mod flex;
 mod inject;
+mod largest;
 mod lens;
 mod linear;
 mod logit_map;
@@ -29,8 +30,8 @@ pub mod simd;
 mod sums;
 
 pub use adamw::{AdamWStep, adamw};
-pub use attention::{Rotary, attention, rotate};
-pub use attribute::{Moved, attribute, update_square};
+pub use attention::{NEVER, Rotary, attention, rotate};
+pub use attribute::{Moved, Moving, attribute, update_square};
 pub use cross_entropy::{
     CHUNK, HeadGradients, cross_entropy, cross_entropy_gradients, cross_entropy_gradients_with, cross_entropy_with,
 };
@@ -40,11 +41,12 @@ pub use lens::{LensGradients, LogitHead, Reading, Source, lens_gradients, lens_k
 pub use linear::{activation_linear_add, linear, linear_add, norm_linear};
 pub use logit_map::LogitMap;
 pub use matrix::{Bf16Kernel, Precision};
+pub use largest::{largest_tensor, set_largest_tensor};
 pub use memory::keep_memory;
 pub use mlp::Activation;
 pub use norm::{NormKind, norm};
 pub use product::{Transposed, packed, product};
-pub use sums::{RowProducts, row_products, same_buffer, squares};
+pub use sums::{Place, Reads, RowPlaces, RowProducts, row_products, same_buffer, squares};
 
 #[cfg(test)]
 mod testing;

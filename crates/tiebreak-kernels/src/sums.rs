@@ -33,48 +33,137 @@ simd! {
     }
 }
 
+/// Sums that are asked for one by one and read from their device together, for every read waits until the device has caught up. On
+/// flex they are taken at once.
+#[derive(Default)]
+pub struct Reads {
+    slots: Vec<Slot>,
+}
+
+enum Slot {
+    Read(Vec<f64>),
+    Waiting(Tensor<2>),
+}
+
+/// A place in [`Reads`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(usize);
+
+/// Places of [`RowProducts`].
+#[derive(Clone, Copy, Debug)]
+pub struct RowPlaces {
+    aa: Place,
+    bb: Place,
+    ab: Place,
+}
+
+impl Reads {
+    /// The values of a tensor.
+    pub fn values<const D: usize>(&mut self, tensor: Tensor<D>) -> Place {
+        let n = tensor.dims().iter().product();
+        self.wait(tensor.reshape([n, 1]))
+    }
+
+    /// See [`row_products`].
+    pub fn row_products(&mut self, a_vd: &Tensor<2>, b_vd: &Tensor<2>) -> RowPlaces {
+        if let (Some(a), Some(b)) = (plain(a_vd), plain(b_vd)) {
+            let (v, d) = (shape(&a)[0], shape(&a)[1]);
+            let (a, b) = (values(&a), values(&b));
+            let row = |i: usize| products(&a[i * d..(i + 1) * d], &b[i * d..(i + 1) * d]);
+            let rows: Vec<[f64; 3]> = (0..v).into_par_iter().with_min_len(64).map(row).collect();
+            let [aa, bb, ab] = std::array::from_fn(|k| self.put(rows.iter().map(|row| row[k]).collect()));
+            return RowPlaces { aa, bb, ab };
+        }
+        let mut sums = |a: &Tensor<2>, b: &Tensor<2>| self.wait(a.clone().mul(b.clone()).sum_dim(1));
+        RowPlaces { aa: sums(a_vd, a_vd), bb: sums(b_vd, b_vd), ab: sums(a_vd, b_vd) }
+    }
+
+    /// The sum of squares of a tensor, possibly in parts.
+    pub fn square(&mut self, t: &Tensor<2>) -> Place {
+        match plain(t) {
+            Some(t) => {
+                let blocks: Vec<f64> = values(&t).par_chunks(BLOCK).map(square_sum).collect();
+                self.put(vec![blocks.iter().sum()])
+            }
+            None => self.wait(t.clone().mul(t.clone()).sum_dim(1)),
+        }
+    }
+
+    /// A sum that is known.
+    pub(crate) fn put(&mut self, values: Vec<f64>) -> Place {
+        self.slots.push(Slot::Read(values));
+        Place(self.slots.len() - 1)
+    }
+
+    fn wait(&mut self, tensor: Tensor<2>) -> Place {
+        match tensor.clone().try_into_primitive::<burn::backend::Flex>() {
+            Ok(_) => self.put(tensor.to_data().iter::<f64>().collect()),
+            Err(_) => {
+                self.slots.push(Slot::Waiting(tensor));
+                Place(self.slots.len() - 1)
+            }
+        }
+    }
+
+    /// Reads all that wait in one transaction.
+    pub fn execute(&mut self) {
+        let waiting: Vec<usize> =
+            (0..self.slots.len()).filter(|i| matches!(self.slots[*i], Slot::Waiting(_))).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let transaction = waiting.iter().fold(Transaction::default(), |transaction, i| match &self.slots[*i] {
+            Slot::Waiting(tensor) => transaction.register(tensor.clone()),
+            Slot::Read(_) => transaction,
+        });
+        for (i, data) in waiting.into_iter().zip(transaction.execute()) {
+            self.slots[i] = Slot::Read(data.iter::<f64>().collect());
+        }
+    }
+
+    /// What was read.
+    ///
+    /// # Panics
+    /// Before [`Reads::execute`].
+    pub fn get(&self, place: Place) -> &[f64] {
+        match &self.slots[place.0] {
+            Slot::Read(values) => values,
+            Slot::Waiting(_) => panic!("a sum that was not read yet"),
+        }
+    }
+
+    /// The sum of what was read.
+    ///
+    /// # Panics
+    /// Before [`Reads::execute`].
+    pub fn sum(&self, place: Place) -> f64 {
+        self.get(place).iter().sum()
+    }
+
+    /// What was read.
+    ///
+    /// # Panics
+    /// Before [`Reads::execute`].
+    pub fn rows(&self, places: RowPlaces) -> RowProducts {
+        let [aa, bb, ab] = [places.aa, places.bb, places.ab].map(|place| self.get(place).to_vec());
+        RowProducts { aa, bb, ab }
+    }
+}
+
 /// Squared lengths and products of the rows of a and b, both `[v, d]`, in one pass over them.
 pub fn row_products(a_vd: &Tensor<2>, b_vd: &Tensor<2>) -> RowProducts {
-    let mut found = RowProducts { aa: Vec::new(), bb: Vec::new(), ab: Vec::new() };
-    if let (Some(a), Some(b)) = (plain(a_vd), plain(b_vd)) {
-        let (v, d) = (shape(&a)[0], shape(&a)[1]);
-        let (a, b) = (values(&a), values(&b));
-        let row = |i: usize| products(&a[i * d..(i + 1) * d], &b[i * d..(i + 1) * d]);
-        let rows: Vec<[f64; 3]> = (0..v).into_par_iter().with_min_len(64).map(row).collect();
-        for [aa, bb, ab] in rows {
-            found.aa.push(aa);
-            found.bb.push(bb);
-            found.ab.push(ab);
-        }
-        return found;
-    }
-    let sums = |a: &Tensor<2>, b: &Tensor<2>| a.clone().mul(b.clone()).sum_dim(1);
-    let mut read = read(vec![sums(a_vd, a_vd), sums(b_vd, b_vd), sums(a_vd, b_vd)]).into_iter();
-    let mut next = || read.next().unwrap_or_default();
-    (found.aa, found.bb, found.ab) = (next(), next(), next());
-    found
+    let mut reads = Reads::default();
+    let places = reads.row_products(a_vd, b_vd);
+    reads.execute();
+    reads.rows(places)
 }
 
 /// Sum of squares of each tensor.
 pub fn squares<'a>(tensors: impl Iterator<Item = &'a Tensor<2>>) -> Vec<f64> {
-    let tensors: Vec<&Tensor<2>> = tensors.collect();
-    let mut composed = Vec::new();
-    let native: Vec<Option<f64>> = tensors
-        .iter()
-        .map(|t| match plain(t) {
-            Some(t) => {
-                let blocks: Vec<f64> = values(&t).par_chunks(BLOCK).map(square_sum).collect();
-                Some(blocks.iter().sum())
-            }
-            None => {
-                composed.push((*t).clone().mul((*t).clone()).sum_dim(1));
-                None
-            }
-        })
-        .collect();
-    // One read for all that is left.
-    let mut composed = read(composed).into_iter().map(|rows| rows.iter().sum());
-    native.into_iter().map(|sum| sum.or_else(|| composed.next()).unwrap_or_default()).collect()
+    let mut reads = Reads::default();
+    let places: Vec<Place> = tensors.map(|t| reads.square(t)).collect();
+    reads.execute();
+    places.into_iter().map(|place| reads.sum(place)).collect()
 }
 
 /// Whether both tensors are the same values in the same place, so that a sum over one serves for the other. `false` where
@@ -84,14 +173,6 @@ pub fn same_buffer(a: &Tensor<2>, b: &Tensor<2>) -> bool {
         (Some(a), Some(b)) => std::ptr::eq(values(&a), values(&b)) && shape(&a) == shape(&b),
         _ => false,
     }
-}
-
-fn read(tensors: Vec<Tensor<2>>) -> Vec<Vec<f64>> {
-    if tensors.is_empty() {
-        return Vec::new();
-    }
-    let transaction = tensors.into_iter().fold(Transaction::default(), |t, tensor| t.register(tensor));
-    transaction.execute().into_iter().map(|data| data.iter::<f64>().collect()).collect()
 }
 
 #[cfg(test)]

@@ -30,6 +30,13 @@ pub trait ProbedModel {
     /// The final norm's parameters, each `[1, d]`; none for a norm without any.
     fn norm_parameters(&self) -> Vec<Tensor<2>>;
 
+    /// What the head is computed from, in the order in which a lens's fingerprint takes it: U and a bias, or the parameters behind them,
+    /// whose bits no device's products change.
+    fn head_parameters(&self) -> Vec<Tensor<2>> {
+        let head = self.head();
+        std::iter::once(head.output_vd).chain(head.map.bias_1v).collect()
+    }
+
     /// How logits follow from normed states: table, bias and logit map.
     fn head(&self) -> LogitHead;
 

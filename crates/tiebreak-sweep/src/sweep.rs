@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tiebreak_data::Lock;
 use tiebreak_train::Error;
-use tiebreak_train::device::{self, DeviceSpec};
+use tiebreak_train::device::{self, DeviceKind, DeviceSpec};
 use tiebreak_train::folder::{RunFolder, RunState};
 
 use crate::compare::compare_cells;
@@ -149,6 +149,7 @@ impl Sweep {
         check_jobs(options.jobs)?;
         let folder = self.folder(out)?;
         let planned = plan(&self.cells, &folder)?;
+        present(&planned)?;
         if options.stop.load(Ordering::Relaxed) {
             return Ok(SweepOutcome::Interrupted);
         }
@@ -229,6 +230,7 @@ pub enum CellsOutcome {
 pub fn train_cells(cells: &[Cell], folder: &Path, options: &LaunchOptions) -> Result<CellsOutcome, Error> {
     check_jobs(options.jobs)?;
     let planned = plan(cells, folder)?;
+    present(&planned)?;
     if options.stop.load(Ordering::Relaxed) {
         return Ok(CellsOutcome::Interrupted);
     }
@@ -263,18 +265,37 @@ fn occupy(folder: &Path) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// How many cells are neither complete nor diverged.
-fn left(planned: &[Planned]) -> Result<usize, Error> {
-    planned.iter().try_fold(0, |left, cell| {
-        let done = cell.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged));
-        Ok(left + usize::from(!done))
-    })
+/// Refuses cells that are left to do on a device that does not answer.
+fn present(planned: &[Planned]) -> Result<(), Error> {
+    let mut asked: Vec<&str> = Vec::new();
+    for cell in planned {
+        let device = &cell.cell.loaded.config.device;
+        if !asked.contains(&device.as_str()) && !done(cell)? {
+            device.parse::<DeviceSpec>()?.present().map_err(|e| e.at(format_args!("arm {:?}", cell.cell.name)))?;
+            asked.push(device);
+        }
+    }
+    Ok(())
 }
 
-/// Cells at a time and threads for each.
+fn done(cell: &Planned) -> Result<bool, Error> {
+    Ok(cell.status()?.is_some_and(|s| matches!(s.state, RunState::Complete | RunState::Diverged)))
+}
+
+/// How many cells are neither complete nor diverged.
+fn left(planned: &[Planned]) -> Result<usize, Error> {
+    planned.iter().try_fold(0, |left, cell| Ok(left + usize::from(!done(cell)?)))
+}
+
+/// Cells at a time and threads for each; on a GPU, which is one, one at a time.
 fn threads(cells: &[Cell], jobs: Option<usize>, left: usize) -> (usize, usize) {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = cells.iter().map(|cell| cell.loaded.config.threads).max().unwrap_or(0);
+    let on_gpu = |cell: &Cell| {
+        let kind = cell.loaded.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind);
+        kind.is_ok_and(DeviceKind::is_gpu)
+    };
+    let jobs = jobs.or_else(|| cells.iter().any(on_gpu).then_some(1));
     split(jobs, threads, left, cores)
 }
 

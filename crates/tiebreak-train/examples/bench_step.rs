@@ -1,4 +1,4 @@
-//! Training throughput on the CPU, one side of scripts/bench_pytorch.py: the same shapes, weights, tokens and optimiser.
+//! Training throughput, one side of scripts/bench_pytorch.py: the same shapes, weights, tokens and optimiser.
 //!
 //! Run      cargo run --release -p tiebreak-train --example bench_step -- --d-model 128 --layers 4 --heads 4 --context 128
 //!          --batch 32 --vocab 3144 --head tied --block default --precision bf16
@@ -11,11 +11,14 @@
 //!          With --limit, how long the step's f32 products take alone, at the rate of the gemm crate: maps and head, forward and
 //!          both gradients, without attention's.
 //! Writes   with --export FILE the initial weights, as safetensors.
+//! Devices  with --device NAME on another device than flex. With --check nothing is timed: it runs the parity suite there, prints its
+//!          report as JSON and exits with 1 where it fails.
 //! Prints   one JSON object. Medians leave out the warm-up steps; peak_rss_mb (MiB) is of the whole process, before evaluation.
 
 use std::time::Instant;
 
 use burn::tensor::{Device, Distribution, Tensor};
+use tiebreak_data::Error;
 use tiebreak_kernels::{Bf16Kernel, Precision};
 use tiebreak_model::interface::{HeadConfig, ModeKind};
 use tiebreak_model::trunk::mlp::MlpKind;
@@ -23,10 +26,11 @@ use tiebreak_model::trunk::norm::NormKind;
 use tiebreak_model::trunk::position::PositionKind;
 use tiebreak_model::{Model, ModelConfig, Placement};
 use tiebreak_train::config::{RunConfig, ScheduleKind};
+use tiebreak_train::device::{self, DeviceSpec, Opened};
 use tiebreak_train::evaluate::{TargetInfo, evaluate};
 use tiebreak_train::optim::AdamW;
 use tiebreak_train::step::{Memory, MicroBatch, gradients, update};
-use tiebreak_train::tensors;
+use tiebreak_train::{parity, tensors};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -103,17 +107,17 @@ impl Bench {
         self.step += 1;
         let (start, with_provenance) = (Instant::now(), self.config.log.provenance_every > 0);
         let found = gradients(&self.model, &[tokens], 1.0, self.precision, with_provenance);
-        let (loss, middle) = (found.loss, start.elapsed());
+        let middle = start.elapsed();
         let (model, adam, memory) = (&mut self.model, &mut self.adam, &mut self.memory);
         let done = update(model, adam, memory, found, &self.config, self.step, with_provenance);
         assert!(done.nonfinite.is_empty() && done.provenance.is_some() == with_provenance);
         let [whole, middle] = [start.elapsed(), middle].map(|time| 1e3 * time.as_secs_f64());
-        Timed { loss, whole, update: whole - middle }
+        Timed { loss: done.loss, whole, update: whole - middle }
     }
 }
 
-/// Every option; all but the last take a value.
-const OPTIONS: [&str; 14] = [
+/// Every option; all but the last two take a value.
+const OPTIONS: [&str; 16] = [
     "layers",
     "heads",
     "d-model",
@@ -127,6 +131,8 @@ const OPTIONS: [&str; 14] = [
     "precision",
     "export",
     "pairs-provenance",
+    "device",
+    "check",
     "limit",
 ];
 
@@ -136,13 +142,27 @@ fn check_options() {
     while let Some(argument) = arguments.next() {
         let name = argument.strip_prefix("--").filter(|name| OPTIONS.contains(name));
         let name = name.unwrap_or_else(|| panic!("{argument}: unknown; options: --{}", OPTIONS.join(", --")));
-        assert!(name == "limit" || arguments.next().is_some(), "{argument}: a value is missing");
+        assert!(["check", "limit"].contains(&name) || arguments.next().is_some(), "{argument}: a value is missing");
     }
 }
 
 fn main() {
     check_options();
     tiebreak_kernels::keep_memory();
+    let named = option("device").unwrap_or("flex".into()).parse::<DeviceSpec>();
+    let done = named.and_then(device::open).and_then(|opened| device::caught(|| bench(&opened)));
+    if let Err(e) = done {
+        eprintln!("error: {e}");
+        std::process::exit(1);
+    }
+}
+
+fn bench(opened: &Opened) -> Result<(), Error> {
+    if std::env::args().any(|a| a == "--check") {
+        let report = parity::run(opened);
+        println!("{}", serde_json::to_string(&report).expect("a report"));
+        return if report.passed { Ok(()) } else { Err(Error::Failed("the parity suite failed".into())) };
+    }
     let (layers, heads, d) = (number("layers", 4), number("heads", 4), number("d-model", 128));
     let (context, batch, vocabulary) = (number("context", 128), number("batch", 32), number("vocab", 3144));
     let (steps, warmup) = (number("steps", 20), number("warmup", 4));
@@ -164,7 +184,7 @@ fn main() {
         Some(other) => panic!("--precision {other}: expected f32, bf16 or avx512-bf16"),
     };
     let new = |provenance_every: u64| {
-        let at = Placement::f32(&Device::flex());
+        let at = Placement::f32(&opened.device);
         let model = Model::init(&shape, &head, vocabulary, context, 0, &at);
         let mut config = RunConfig::default();
         (config.optim.clip_norm, config.log.provenance_every) = (1.0, provenance_every);
@@ -246,10 +266,12 @@ fn main() {
             "peak_rss_mb": peak.and_then(|kib| kib.parse::<f64>().ok()).map(|kib| kib / 1024.0),
             "losses": all.iter().map(|t| t.loss).collect::<Vec<_>>(),
             "products": precision.describe(),
+            "device": opened.name(),
             "threads": rayon::current_num_threads(),
             "head": head.mode_name(),
             "block": block,
             "parameters": bench.model.parameters().iter().map(|p| p.value.dims().iter().product::<usize>()).sum::<usize>(),
         })
     );
+    Ok(())
 }

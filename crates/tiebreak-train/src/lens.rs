@@ -137,13 +137,11 @@ fn lens_name(step: u64, recipe: Recipe, corpus: Option<&str>) -> String {
     format!("step-{step}-{}{corpus}", recipe.name())
 }
 
-/// SHA-256 (hex) of what turns states into distributions: the final norm's parameters, the table, bias and soft cap.
+/// SHA-256 (hex) of what turns states into distributions: the final norm's parameters, those of the head, and the soft cap.
 pub fn fingerprint(model: &dyn ProbedModel) -> String {
-    let head = model.head();
     let norm = model.norm_parameters();
-    let tensors = norm.iter().chain(std::iter::once(&head.output_vd)).chain(&head.map.bias_1v);
-    let mut bytes = format!("norm {} softcap {:?}\n", norm.len(), head.map.softcap).into_bytes();
-    for tensor in tensors {
+    let mut bytes = format!("norm {} softcap {:?}\n", norm.len(), model.head().map.softcap).into_bytes();
+    for tensor in norm.iter().chain(&model.head_parameters()) {
         bytes.extend(format!("{:?}\n", tensor.dims()).into_bytes());
         bytes.extend(tensor.to_data().iter::<f32>().flat_map(f32::to_le_bytes));
     }

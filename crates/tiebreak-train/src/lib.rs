@@ -12,6 +12,7 @@ pub mod intervene;
 mod kept;
 pub mod lens;
 pub mod optim;
+pub mod parity;
 mod probed;
 mod probes;
 pub mod probing;

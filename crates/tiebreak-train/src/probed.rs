@@ -5,12 +5,13 @@ use std::path::Path;
 use burn::tensor::{Device, Int, Tensor};
 use tiebreak_data::{Error, Prepared, Tokenizer};
 use tiebreak_kernels::{LogitHead, LogitMap};
+use tiebreak_model::interface::Role;
 use tiebreak_model::{Model, Placement};
 use tiebreak_probe::ProbedModel;
 
 use crate::checkpoint;
 use crate::config::RunConfig;
-use crate::device::{self, DeviceSpec};
+use crate::device;
 use crate::folder::RunFolder;
 use crate::records::{Records, text};
 
@@ -67,7 +68,7 @@ impl TrainedModel<Vocabulary> {
 impl<D> TrainedModel<D> {
     fn of(records: Records, step: u64, data: D) -> Result<Self, Error> {
         let Records { folder, config, data: recorded, identity } = records;
-        let device = device::open(config.device.parse::<DeviceSpec>()?.kind()?)?;
+        let device = device::open_to_look(&config.device)?;
         let (vocabulary, context) = (recorded.vocabulary, config.data.context_length);
         let at = Placement::f32(&device);
         let mut model = Model::init(&config.model, &config.head, vocabulary, context, config.seed, &at);
@@ -133,6 +134,11 @@ impl ProbedModel for Probed<'_> {
 
     fn norm_parameters(&self) -> Vec<Tensor<2>> {
         self.model.trunk.final_norm_parameters().into_iter().map(|p| p.value).collect()
+    }
+
+    fn head_parameters(&self) -> Vec<Tensor<2>> {
+        let parameters = self.model.interface.parameters().into_iter().filter(|p| p.role != Role::Input);
+        parameters.map(|p| p.parameter.value.clone()).chain(self.model.interface.state().into_iter().map(|p| p.value.clone())).collect()
     }
 
     fn head(&self) -> LogitHead {

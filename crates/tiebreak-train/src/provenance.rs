@@ -1,7 +1,7 @@
 //! What each side gives to the table: the grad/ and update/ scalars.
 
 use burn::tensor::Tensor;
-use tiebreak_kernels::{Moved, RowProducts, row_products, same_buffer, squares};
+use tiebreak_kernels::{Moved, Place, Reads, RowPlaces, RowProducts, same_buffer};
 use tiebreak_model::interface::Sides;
 
 use crate::intervene::Factors;
@@ -33,30 +33,62 @@ pub struct Provenance {
     pub moved: Option<Moved>,
 }
 
+/// A [`Provenance`] that is still to be read.
+pub struct Measured {
+    rows: RowPlaces,
+    shared: SharedPlaces,
+    last_input: Place,
+    /// None: the step's, for the only micro-batch's G_out is.
+    last_output: Option<Place>,
+    factors: Factors,
+}
+
+enum SharedPlaces {
+    Table,
+    None,
+    Parts([Vec<Place>; 2]),
+}
+
+impl Measured {
+    /// What was read.
+    ///
+    /// # Panics
+    /// Before [`Reads::execute`].
+    pub fn read(self, reads: &Reads) -> Provenance {
+        let RowProducts { aa, bb, ab } = reads.rows(self.rows);
+        let [input, output, dot] = [&aa, &bb, &ab].map(|rows| rows.iter().sum::<f64>());
+        let total = |places: &[Place]| places.iter().map(|place| reads.sum(*place)).sum::<f64>();
+        let shared = match &self.shared {
+            SharedPlaces::Table => Some((input, output)),
+            SharedPlaces::None => None,
+            SharedPlaces::Parts([inputs, outputs]) => Some((total(inputs), total(outputs))),
+        };
+        let authors = (reads.sum(self.last_input), self.last_output.map_or(output, |place| reads.sum(place)));
+        Provenance { input, output, dot, shared, authors, factors: self.factors, rows: [aa, bb], moved: None }
+    }
+}
+
 impl Provenance {
     /// Measures one step: G_in, G_out `[v, d]`; dL/dx0 `[n, d]` and G_out of the last micro-batch; the table's factors.
     pub fn measure(
+        reads: &mut Reads,
         input_vd: &Tensor<2>,
         output_vd: &Tensor<2>,
         shared: Shared,
-        last: (Tensor<2>, Tensor<2>),
+        last: &(Tensor<2>, Tensor<2>),
         factors: Factors,
-    ) -> Self {
-        let RowProducts { aa, bb, ab } = row_products(input_vd, output_vd);
-        let [input, output, dot] = [&aa, &bb, &ab].map(|rows| rows.iter().sum::<f64>());
-        let total = |parts: &[Sides], side: fn(&Sides) -> &Option<Tensor<2>>| {
-            squares(parts.iter().filter_map(|s| side(s).as_ref())).iter().sum::<f64>()
+    ) -> Measured {
+        let rows = reads.row_products(input_vd, output_vd);
+        let mut total = |parts: &[Sides], side: fn(&Sides) -> &Option<Tensor<2>>| {
+            parts.iter().filter_map(|s| side(s).as_ref()).map(|t| reads.square(t)).collect()
         };
         let shared = match shared {
-            Shared::Table => Some((input, output)),
-            Shared::Parts([]) => None,
-            Shared::Parts(parts) => Some((total(parts, |s| &s.input), total(parts, |s| &s.output))),
+            Shared::Table => SharedPlaces::Table,
+            Shared::Parts([]) => SharedPlaces::None,
+            Shared::Parts(parts) => SharedPlaces::Parts([total(parts, |s| &s.input), total(parts, |s| &s.output)]),
         };
-        let square = |t: &Tensor<2>| squares([t].into_iter())[0];
-        // The only micro-batch's G_out is the step's.
-        let last_output = if same_buffer(output_vd, &last.1) { output } else { square(&last.1) };
-        let authors = (square(&last.0), last_output);
-        Self { input, output, dot, shared, authors, factors, rows: [aa, bb], moved: None }
+        let last_output = (!same_buffer(output_vd, &last.1)).then(|| reads.square(&last.1));
+        Measured { rows, shared, last_input: reads.square(&last.0), last_output, factors }
     }
 
     /// The tags of the step; `groups` are [`tiebreak_data::seen_deciles`]. Ratios whose denominator is 0 and groups
@@ -115,6 +147,19 @@ mod tests {
     use burn::tensor::Device;
     use std::collections::BTreeMap;
 
+    fn measure(
+        input_vd: &Tensor<2>,
+        output_vd: &Tensor<2>,
+        shared: Shared,
+        last: (Tensor<2>, Tensor<2>),
+        factors: Factors,
+    ) -> Provenance {
+        let mut reads = Reads::default();
+        let measured = Provenance::measure(&mut reads, input_vd, output_vd, shared, &last, factors);
+        reads.execute();
+        measured.read(&reads)
+    }
+
     fn matrix<const R: usize>(rows: [[f64; 2]; R]) -> Tensor<2> {
         Tensor::from_data(rows, (&Device::flex(), burn::tensor::DType::F64))
     }
@@ -127,7 +172,7 @@ mod tests {
         let output = matrix([[0.0, 0.0], [30.0, 40.0]]);
         let sides = Sides { input: Some(input.clone()), output: Some(output.clone()) };
         let factors = Factors { input: 2.0, output: 1.0 };
-        let mut found = Provenance::measure(&input, &output, Shared::Parts(&[sides]), (x0, output.clone()), factors);
+        let mut found = measure(&input, &output, Shared::Parts(&[sides]), (x0, output.clone()), factors);
         found.moved = Some(Moved { input: 0.5, whole: 2.0 });
         // The first row is in group 0, the second never occurs.
         let tags: BTreeMap<Tag, f64> = found.scalars(&[Some(0), None]).into_iter().collect();
@@ -160,7 +205,7 @@ mod tests {
     fn signed_shares_of_opposed_sides_sum_to_one() {
         let (input, output) = (matrix([[1.0, 0.0]]), matrix([[-3.0, 1.0]]));
         let found =
-            Provenance::measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
+            measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars(&[]).into_iter().collect();
         // G = (-2, 1): <G_in, G> = -2, <G_out, G> = 7, |G|^2 = 5.
         assert!((tags["grad/input_signed_share"] + 0.4).abs() < 1e-12);
@@ -173,7 +218,7 @@ mod tests {
         let input = matrix([[3.0, 4.0], [1.0, 0.0], [0.0, 12.0], [9.0, 9.0]]);
         let output = matrix([[0.0, 2.0], [5.0, 0.0], [0.0, 0.0], [8.0, 1.0]]);
         let last = (input.clone(), output.clone());
-        let found = Provenance::measure(&input, &output, Shared::Parts(&[]), last, Factors::NONE);
+        let found = measure(&input, &output, Shared::Parts(&[]), last, Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars(&[Some(9), Some(2), Some(9), None]).into_iter().collect();
         assert_eq!(tags["grad/decile/9/input_norm"], 13.0);
         assert_eq!(tags["grad/decile/9/output_norm"], 2.0);
@@ -187,7 +232,7 @@ mod tests {
     fn a_side_without_gradient_has_no_ratio() {
         let (input, output) = (matrix([[0.0, 0.0]]), matrix([[3.0, 4.0]]));
         let found =
-            Provenance::measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
+            measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars(&[]).into_iter().collect();
         assert_eq!(tags["grad/output_share"], 1.0);
         assert!(!tags.contains_key("grad/output_over_input") && !tags.contains_key("grad/cosine"));

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
@@ -17,7 +16,7 @@ use tiebreak_model::{Model, Placement, Vocabulary};
 
 use crate::checkpoint;
 use crate::config::{RunConfig, identity, read_table, run_folder_name};
-use crate::device::{self, DeviceKind, DeviceSpec};
+use crate::device::{self, DeviceKind, DeviceSpec, Opened};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
 use crate::lens::{LensJob, all_scalars, train_lens};
@@ -47,6 +46,8 @@ pub struct TrainOptions<'a> {
     pub out: &'a Path,
     /// Go on with an unfinished run.
     pub resume: bool,
+    /// The kind of device that it began on, where that is another than it goes on with: its identity names that.
+    pub begun_on: Option<DeviceKind>,
     /// Set from outside to stop after the current step.
     pub stop: Arc<AtomicBool>,
     /// Told the run's folder once it is locked.
@@ -66,7 +67,7 @@ struct Recorded {
 struct Start {
     from_step: u64,
     threads: usize,
-    /// Arithmetic of the step, [`Precision::describe`].
+    /// Arithmetic of the step: [`Precision::describe`], on a GPU its name.
     #[serde(default)]
     products: String,
     command: Vec<String>,
@@ -84,7 +85,12 @@ fn recorded(folder: &RunFolder) -> Recorded {
 
 /// Trains, or goes on training, one run.
 pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Error> {
-    let kind = config.device.parse::<DeviceSpec>()?.kind()?;
+    let spec = config.device.parse::<DeviceSpec>()?;
+    let kind = spec.kind()?;
+    let begun_on = options.begun_on.unwrap_or(kind);
+    if options.begun_on.is_some() && !options.resume {
+        return Err(Error::Input("--begun-on names the device of a run to go on with: add --resume".into()));
+    }
     let precision = match device::precision(config.train.precision, kind) {
         // A run that is there may have begun with it.
         Err(refused) if !options.resume => return Err(refused),
@@ -104,10 +110,18 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
         return Ok(Outcome::Interrupted);
     }
     config.validate_head_for(data.tokenizer.vocabulary())?;
-    let identity = identity(config, &data.info, kind);
+    let identity = identity(config, &data.info, begun_on);
     let folder = RunFolder(options.out.join(run_folder_name(config, &identity)));
     // A complete run needs no lock, and asking must work on a folder that is read-only by now.
-    if let Some(status) = check_owner(config, &folder, &identity)? {
+    let there = check_owner(config, &folder, &identity)?;
+    if options.begun_on.is_some() && there.is_none() {
+        return Err(Error::Input(format!(
+            "--begun-on {}: there is no run of this configuration that began on it ({}); see the device in its env.json",
+            begun_on.name(),
+            folder.0.display()
+        )));
+    }
+    if let Some(status) = there {
         if status.state == RunState::Complete {
             (options.announce)(&folder.0);
             return Ok(Outcome::AlreadyComplete);
@@ -125,43 +139,54 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
         }
     }
     let begun = || device::begun_with(&recorded(&folder).starts.first()?.products);
-    let precision = precision.or_else(|refused| begun().ok_or(refused))?;
-    let device = device::open(kind)?;
+    let precision = precision.or_else(|refused| begun().filter(|_| kind == DeviceKind::Flex).ok_or(refused))?;
+    let opened = device::open(spec)?;
+    device::fits(config, data.tokenizer.vocabulary(), &opened)?;
     let threads = threads(config, &folder);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
     let counts = frequencies(&data.train);
-    let ready = || {
-        let model = init(config, &counts, &device);
-        Probes::open(config, &data, counts.clone(), &*model.interface).map(|probes| (model, probes))
-    };
-    let (model, probes) = pool.install(ready)?;
-    std::fs::create_dir_all(&folder.0)
-        .map_err(|e| Error::Input(format!("--out {out}: cannot make the folder {}: {e}", folder.0.display())))?;
-    let lock = folder.lock().map_err(|e| Error::Input(format!("--out {out}: {e}")))?;
-    let _lock = lock.ok_or_else(|| being_written(&folder))?;
-    // Another process may have finished between the look above and the lock.
-    let before = check_owner(config, &folder, &identity)?;
-    if before.as_ref().is_some_and(|s| s.state == RunState::Complete) {
+    // From first to last on one thread, for a GPU keeps a queue of work for each.
+    pool.install(|| {
+        let model = device::caught(|| Ok(init(config, &counts, &opened.device)))?;
+        let probes = Probes::open(config, &data, counts.clone(), &*model.interface)?;
+        std::fs::create_dir_all(&folder.0)
+            .map_err(|e| Error::Input(format!("--out {out}: cannot make the folder {}: {e}", folder.0.display())))?;
+        let lock = folder.lock().map_err(|e| Error::Input(format!("--out {out}: {e}")))?;
+        let _lock = lock.ok_or_else(|| being_written(&folder))?;
+        // Another process may have finished between the look above and the lock.
+        let before = check_owner(config, &folder, &identity)?;
+        if before.as_ref().is_some_and(|s| s.state == RunState::Complete) {
+            (options.announce)(&folder.0);
+            return Ok(Outcome::AlreadyComplete);
+        }
         (options.announce)(&folder.0);
-        return Ok(Outcome::AlreadyComplete);
-    }
-    (options.announce)(&folder.0);
-    let (data, counts, probes) = (&data, &counts[..], &probes);
-    let run = Run { config, data, counts, probes, identity: &identity, folder: &folder, kind, precision, threads };
-    let mut step = before.map_or(0, |s| s.step);
-    let ended = pool.install(|| run.go(model, options, &mut step));
-    let (state, reason) = match &ended {
-        // Found before anything was written, so that the run stands where it stood.
-        Err(Error::Input(_)) => return ended,
-        Ok(Outcome::Complete | Outcome::AlreadyComplete) => (RunState::Complete, None),
-        Ok(Outcome::Interrupted) => (RunState::Interrupted, Some("stopped by a signal".to_owned())),
-        Ok(Outcome::Diverged(reason)) => (RunState::Diverged, Some(reason.clone())),
-        Err(e) => (RunState::Failed, Some(e.to_string())),
-    };
-    let status = folder.set_status(&Status { state, step, reason, identity: identity.clone() });
-    // The first error is the one to tell; a status that cannot be written is often the same full disk.
-    ended.and_then(|outcome| status.map(|()| outcome))
+        let run = Run {
+            config,
+            data: &data,
+            counts: &counts,
+            probes: &probes,
+            identity: &identity,
+            folder: &folder,
+            begun_on,
+            opened: &opened,
+            precision,
+            threads,
+        };
+        let mut step = before.map_or(0, |s| s.step);
+        let ended = device::caught(|| run.go(model, options, &mut step));
+        let (state, reason) = match &ended {
+            // Found before anything was written, so that the run stands where it stood.
+            Err(Error::Input(_)) => return ended,
+            Ok(Outcome::Complete | Outcome::AlreadyComplete) => (RunState::Complete, None),
+            Ok(Outcome::Interrupted) => (RunState::Interrupted, Some("stopped by a signal".to_owned())),
+            Ok(Outcome::Diverged(reason)) => (RunState::Diverged, Some(reason.clone())),
+            Err(e) => (RunState::Failed, Some(e.to_string())),
+        };
+        let status = folder.set_status(&Status { state, step, reason, identity: identity.clone() });
+        // The first error is the one to tell; a status that cannot be written is often the same full disk.
+        ended.and_then(|outcome| status.map(|()| outcome))
+    })
 }
 
 fn state_name(state: RunState) -> String {
@@ -212,7 +237,9 @@ struct Run<'a> {
     probes: &'a Probes,
     identity: &'a str,
     folder: &'a RunFolder,
-    kind: DeviceKind,
+    /// What the identity names, whatever it goes on with.
+    begun_on: DeviceKind,
+    opened: &'a Opened,
     precision: Precision,
     threads: usize,
 }
@@ -264,10 +291,10 @@ impl Run<'_> {
             let whole = measured || drawn || !config.intervene.rules().is_empty();
             let one_matrix = model.interface.one_matrix();
             let gradients = gradients(&model, &batches, config.intervene.paper_output_scale, self.precision, whole);
-            let loss = gradients.loss;
             let histograms =
                 gradients.whole.as_ref().filter(|_| drawn).map(|w| (w.input_vd.clone(), w.output_vd.clone()));
             let done = update(&mut model, &mut optimiser, &mut memory, gradients, config, next, measured);
+            let loss = done.loss;
             let tokens = (config.train.batch_size * context) as f64;
             let speed = tokens / started.elapsed().as_secs_f64();
 
@@ -472,7 +499,10 @@ impl Run<'_> {
 
     fn write_records(&self, step: u64) -> Result<(), Error> {
         let mut starts = recorded(self.folder).starts;
-        let products = self.precision.describe();
+        let products = match self.opened.kind.is_gpu() {
+            true => format!("{} on {}", self.precision.describe(), self.opened.name()),
+            false => self.precision.describe(),
+        };
         tracing::info!(threads = self.threads, products, "training from step {step}");
         if let Some(before) = starts.last().filter(|s| !s.products.is_empty() && s.products != products) {
             tracing::warn!(
@@ -491,7 +521,8 @@ impl Run<'_> {
             "tiebreak": env!("CARGO_PKG_VERSION"),
             "burn": BURN_VERSION,
             "identity": self.identity,
-            "device": self.kind.name(),
+            "device": self.begun_on.name(),
+            "adapter": self.opened.adapter,
             "threads": self.threads,
             "products": products,
             "cpu": cpu_name(),
@@ -507,7 +538,7 @@ impl Run<'_> {
     }
 }
 
-fn init(config: &RunConfig, counts: &[u64], device: &Device) -> Model {
+fn init(config: &RunConfig, counts: &[u64], device: &burn::tensor::Device) -> Model {
     let context = config.data.context_length;
     let vocabulary = Vocabulary { by_rank: by_rank(counts).into_iter().map(|id| id as u32).collect() };
     Model::init(&config.model, &config.head, vocabulary, context, config.seed, &Placement::f32(device))
@@ -557,7 +588,7 @@ fn cpu_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Int, Tensor, TensorData, activation};
+    use burn::tensor::{Device, Int, Tensor, TensorData, activation};
     use tiebreak_data::ShardWriter;
     use tiebreak_model::ModelConfig;
     use tiebreak_model::interface::HeadConfig;

@@ -4,7 +4,7 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{Moved, Precision, RowProducts, inject, row_products, squares};
+use tiebreak_kernels::{Moved, Moving, Place, Precision, Reads, RowProducts, inject, row_products};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Head, Role, Sides, Table, TableGradient, TablesGradient};
 
@@ -35,14 +35,30 @@ impl MicroBatch {
 /// Gradients of L = sum of nats / tokens of the whole step, before the table's scales and the clip;
 /// `paper_output_scale`, which acts inside the head, is in all of them.
 pub struct Gradients {
-    /// L in nats per token, before `paper_output_scale`.
-    pub loss: f64,
+    /// Of every token, by micro-batch, before `paper_output_scale`.
+    pub nats: Vec<Tensor<1>>,
     /// Of E, U and the bias, in the form in which the mode hands them out.
     pub tables: TablesGradient,
     /// The trunk's, in visiting order.
     pub trunk: Vec<Tensor<2>>,
     /// Where they were asked for, or are what there is anyway.
     pub whole: Option<WholeGradients>,
+}
+
+impl Gradients {
+    /// L in nats per token, before `paper_output_scale`. Reads it.
+    pub fn loss(&self) -> f64 {
+        let mut reads = Reads::default();
+        let places: Vec<Place> = self.nats.iter().map(|nats_n| reads.values(nats_n.clone())).collect();
+        reads.execute();
+        mean(&reads, &places)
+    }
+}
+
+/// The mean of all values of these places.
+fn mean(reads: &Reads, places: &[Place]) -> f64 {
+    let tokens: usize = places.iter().map(|place| reads.get(*place).len()).sum();
+    places.iter().map(|place| reads.sum(*place)).sum::<f64>() / tokens as f64
 }
 
 /// Gradients of the formed tables.
@@ -71,7 +87,7 @@ pub fn gradients(
     let input = if whole { Table::whole(tables.input.formed()) } else { tables.input.for_lookup(tokens) };
     let form = |table: &Table| if whole { Table::whole(table.formed()) } else { table.for_head(tokens) };
     let head = Head::new(&tables, &model.logit_map, form);
-    let mut nats = 0.0;
+    let mut nats = Vec::with_capacity(batches.len());
     let mut input_sum: Option<TableGradient> = None;
     let mut output_sum: Option<TableGradient> = None;
     let mut bias_1v: Option<Tensor<2>> = None;
@@ -89,7 +105,7 @@ pub fn gradients(
         let state_nd = h_btd.clone().inner().reshape([b * t, d]);
         let scale = paper_output_scale / tokens as f64;
         let found = head.gradients(state_nd, ids(&batch.targets), scale, precision);
-        nats += host(&found.nats_n).iter().sum::<f64>();
+        nats.push(found.nats_n);
         let mut tape = inject(h_btd, found.state_nd.reshape([b, t, d])).backward();
         let x0_nd = x0_btd.grad_remove(&mut tape).expect("x0 is a leaf").reshape([b * t, d]);
         input_sum = Some(input.lookup_gradient(input_sum.take(), ids_n, &x0_nd));
@@ -127,7 +143,7 @@ pub fn gradients(
         output: handed_out(&tables.output, &head.table, output_sum),
         bias_1v,
     };
-    Gradients { loss: nats / tokens as f64, tables, trunk, whole }
+    Gradients { nats, tables, trunk, whole }
 }
 
 /// What a run remembers from step to step beside its model and the optimiser's moments.
@@ -141,6 +157,8 @@ pub struct Memory {
 
 /// What one update did.
 pub struct Update {
+    /// L in nats per token, before `paper_output_scale`.
+    pub loss: f64,
     /// Global gradient norm, as the clip saw it.
     pub norm: f64,
     /// Factor the clip applied.
@@ -160,6 +178,9 @@ pub struct Update {
 }
 
 /// Interventions, clip and AdamW for the update that completes `step` (1-based).
+///
+/// The device is waited for once, before the update, whose clip needs the norm; once more with provenance, after it; and once more
+/// before both under a rule that looks at the two sides.
 pub fn update(
     model: &mut Model,
     optimiser: &mut AdamW,
@@ -172,9 +193,11 @@ pub fn update(
     let (schedule, steps) = (&config.schedule, config.train.steps);
     let lr = config.optim.lr * learning_rate(schedule, step, steps);
     let table_lr = config.optim.lr * table_learning_rate(schedule, config.optim.table_warmup_steps, step, steps);
-    let Gradients { loss, tables, trunk, whole } = gradients;
+    let Gradients { nats, tables, trunk, whole } = gradients;
+    let mut reads = Reads::default();
+    let nats: Vec<Place> = nats.into_iter().map(|nats_n| reads.values(nats_n)).collect();
     let needed = || whole.as_ref().expect("whole gradients, which provenance and rules that look at the sides need");
-    let extra = auxiliary(model, config, step, &mut memory.rotation_dd, with_provenance);
+    let extra = auxiliary(model, config, step, &mut memory.rotation_dd, with_provenance, &mut reads);
     let sides = model.interface.pullback(tables);
     let roles: Vec<Role> = model.interface.parameters().iter().map(|p| p.role).collect();
     let shared = || sides.iter().zip(&roles).filter(|(_, role)| **role == Role::Shared).map(|(sides, _)| sides);
@@ -185,14 +208,14 @@ pub fn update(
             false => products(&needed().input_vd, &needed().output_vd),
         }
     });
-    let mut provenance = with_provenance.then(|| {
+    let measured = with_provenance.then(|| {
         let WholeGradients { input_vd, output_vd, last } = needed();
         let shared = shared().cloned().collect::<Vec<_>>();
         // The sides of one whole table are G_in and G_out themselves.
         let table =
             model.interface.one_matrix() && shared.len() == 1 && model.interface.tables().input.map_rd.is_none();
         let shared = if table { Shared::Table } else { Shared::Parts(&shared) };
-        Provenance::measure(input_vd, output_vd, shared, last.clone(), factors)
+        Provenance::measure(&mut reads, input_vd, output_vd, shared, last, factors)
     });
     drop(whole);
 
@@ -203,7 +226,7 @@ pub fn update(
         None => (None, vec![None; scaled.len()]),
         Some(found) => {
             let sides = model.interface.pullback(found.gradient).into_iter().map(Some).collect();
-            (Some((found.loss, found.norms)), sides)
+            (Some((found.loss, found.squares)), sides)
         }
     };
     // After the clip the sides are still needed apart; before it, adding them first saves a pass. The input's part of what
@@ -221,7 +244,14 @@ pub fn update(
             false => (sides.clone().plus(extra.clone()).sum(), (sides, extra)),
         })
         .unzip();
-    let squares = squares(tables.iter().chain(&trunk));
+    let squares: Vec<Place> = tables.iter().chain(&trunk).map(|t| reads.square(t)).collect();
+    reads.execute();
+    let squares: Vec<f64> = squares.into_iter().map(|place| reads.sum(place)).collect();
+    let loss = mean(&reads, &nats);
+    let auxiliary = auxiliary.map(|(loss, squares)| {
+        (loss.read(&reads), squares.map(|squares| squares.map(|place| reads.sum(place).sqrt())))
+    });
+    let mut provenance = measured.map(|measured| measured.read(&reads));
     let norm = squares.iter().sum::<f64>().sqrt();
     let clip_factor = config.optim.clip_factor(norm);
 
@@ -239,25 +269,29 @@ pub fn update(
             (if later == Factors::NONE { sum } else { apart.sum() }, input)
         });
         let mut gradients = tables.chain(trunk.into_iter().map(|g| (g, None))).collect::<Vec<_>>().into_iter();
-        let mut moved = Moved::default();
+        let (mut reads, mut moving) = (Reads::default(), Vec::<Moving>::new());
         model.visit(&mut |parameter, role| {
             let (gradient, input) = gradients.next().expect("one gradient per parameter");
             let decay = config.optim.decay(parameter, role);
             let lr = if is_table(role) { table_lr } else { lr } * config.optim.lr_scale(role);
             optimiser.update(parameter, gradient, clip_factor, lr, decay, step);
             if let Some(input) = input {
-                moved += optimiser.attribute(&parameter.path, &input, clip_factor, lr, step);
+                let reads = with_provenance.then_some(&mut reads);
+                moving.extend(optimiser.attribute(&parameter.path, &input, clip_factor, lr, step, reads));
             } else if with_provenance && matches!(role, Some(Role::Input | Role::Output)) {
-                let whole = optimiser.update_square(&parameter.path, lr, step);
-                moved += Moved { input: if role == Some(Role::Input) { whole } else { 0.0 }, whole };
+                let whole = optimiser.update_square(&parameter.path, lr, step, &mut reads);
+                moving.extend(whole.map(|m| if role == Some(Role::Input) { m.all_input() } else { m }));
             }
         });
         if let Some(provenance) = &mut provenance {
+            reads.execute();
+            let mut moved = Moved::default();
+            moving.into_iter().for_each(|m| moved += m.read(&reads));
             provenance.moved = Some(moved);
         }
         optimiser.carry(&model.interface.after_step(step));
     }
-    Update { norm, clip_factor, lr, table_lr, factors, auxiliary, provenance, nonfinite }
+    Update { loss, norm, clip_factor, lr, table_lr, factors, auxiliary, provenance, nonfinite }
 }
 
 fn products(a: &Tensor<2>, b: &Tensor<2>) -> Products {

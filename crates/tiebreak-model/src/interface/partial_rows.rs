@@ -1,3 +1,5 @@
+use std::sync::OnceLock;
+
 use burn::tensor::{Int, Tensor, TensorData};
 
 use super::{
@@ -61,6 +63,7 @@ fn init(head: &HeadConfig, start: Start) -> Box<dyn HeadMode> {
         output: part("output_table", &start.output, &own, Role::Output),
         // Single precision holds every id below 2^24.
         ids: Parameter::new("shared_ids".into(), ids, [1, n], false, &start.at),
+        known: OnceLock::new(),
         v,
     })
 }
@@ -77,12 +80,14 @@ struct PartialRows {
     input: Option<TableParameter>,
     output: Option<TableParameter>,
     ids: Parameter,
+    /// `ids` once they were read, for every read waits for the device.
+    known: OnceLock<Vec<u32>>,
     v: usize,
 }
 
 impl PartialRows {
-    fn shared_ids(&self) -> Vec<u32> {
-        self.ids.value.to_data().iter::<f64>().map(|id| id as u32).collect()
+    fn shared_ids(&self) -> &[u32] {
+        self.known.get_or_init(|| self.ids.value.to_data().iter::<f64>().map(|id| id as u32).collect())
     }
 }
 
@@ -101,7 +106,7 @@ impl HeadMode for PartialRows {
     fn tables(&self) -> Tables {
         let shared = self.shared_ids();
         let mut place = vec![0; self.v];
-        for (at, id) in shared.iter().copied().chain(others(&shared, self.v)).enumerate() {
+        for (at, id) in shared.iter().copied().chain(others(shared, self.v)).enumerate() {
             place[id as usize] = at as u32;
         }
         let side = |own: &Option<TableParameter>| {
@@ -114,8 +119,8 @@ impl HeadMode for PartialRows {
     fn pullback(&self, gradient: TablesGradient) -> Vec<Sides> {
         let (input_vd, output_vd) = (gradient.input.rows_vr, gradient.output.rows_vr);
         let shared = self.shared_ids();
-        let own = others(&shared, self.v);
-        let both = self.shared.iter().map(|_| Sides::both(rows(&input_vd, &shared), rows(&output_vd, &shared)));
+        let own = others(shared, self.v);
+        let both = self.shared.iter().map(|_| Sides::both(rows(&input_vd, shared), rows(&output_vd, shared)));
         let input = self.input.iter().map(|_| Sides::input(rows(&input_vd, &own)));
         let output = self.output.iter().map(|_| Sides::output(rows(&output_vd, &own)));
         both.chain(input).chain(output).collect()
@@ -134,6 +139,7 @@ impl HeadMode for PartialRows {
     }
 
     fn state_mut(&mut self) -> Vec<&mut Parameter> {
+        self.known = OnceLock::new();
         if self.shared.is_some() { vec![&mut self.ids] } else { vec![] }
     }
 }

@@ -1,7 +1,7 @@
 //! Causal multi-head self-attention.
 
 use burn::tensor::{Bool, Tensor, activation};
-use tiebreak_kernels::{Precision, Rotary, attention, linear_add, rotate};
+use tiebreak_kernels::{NEVER, Precision, Rotary, attention, linear_add, rotate};
 
 use super::init::{Initialiser, Use};
 use super::norm::Norm;
@@ -73,7 +73,7 @@ impl Attention {
         let mut scores_bhts = q_bhtw.matmul(seen.keys.clone().swap_dims(2, 3));
         if t > 1 {
             let mask_ts = Tensor::<2, Bool>::tril_mask([t, first + t], first as i64, &scores_bhts.device());
-            scores_bhts = scores_bhts.mask_fill(mask_ts.unsqueeze(), f32::NEG_INFINITY);
+            scores_bhts = scores_bhts.mask_fill(mask_ts.unsqueeze(), NEVER);
         }
         let mixed_bhtw = activation::softmax(scores_bhts, 3).matmul(seen.values.clone());
         cache.0 = Some(seen);

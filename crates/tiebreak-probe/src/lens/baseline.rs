@@ -2,9 +2,9 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
-use tiebreak_kernels::Source;
+use tiebreak_kernels::{Source, largest_tensor};
 
-/// Largest vocabulary with a bigram predictor, whose V^2 numbers then take 256 MiB.
+/// Largest vocabulary with a bigram predictor, whose V^2 numbers then take 256 MiB. A device may hold no tensor as large.
 const LARGEST_BIGRAM: usize = 8192;
 
 /// Weight of the constant predictor in each id's distribution, in tokens.
@@ -29,7 +29,8 @@ pub struct Baselines {
 impl Baselines {
     /// Nothing seen yet of V ids.
     pub fn new(vocabulary: usize) -> Self {
-        let bigram = vocabulary <= LARGEST_BIGRAM;
+        let bytes = 4 * (vocabulary as u64).pow(2);
+        let bigram = vocabulary <= LARGEST_BIGRAM && bytes <= largest_tensor();
         Self {
             vocabulary,
             tokens: 0,
@@ -98,7 +99,7 @@ impl Baselines {
 pub struct Predictors {
     /// The same for every token, `[1, v]`.
     pub constant_1v: Tensor<2>,
-    /// By current id, `[v, v]`; none above 8192 ids, where it would take too much memory.
+    /// By current id, `[v, v]`; none above 8192 ids, where it would take too much memory, or where the device has no such tensors.
     pub bigram_vv: Option<Tensor<2>>,
 }
 

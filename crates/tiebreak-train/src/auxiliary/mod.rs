@@ -6,7 +6,7 @@ mod symmetry;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use tiebreak_data::Error;
-use tiebreak_kernels::squares;
+use tiebreak_kernels::{Place, Reads};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{TableGradient, Tables, TablesGradient};
 
@@ -54,12 +54,25 @@ impl AuxConfig {
 
 /// What the auxiliary losses give in one step.
 pub struct Auxiliary {
-    /// Their sum, weighted.
-    pub loss: f64,
+    /// Their sum, weighted, once it is read.
+    pub loss: Loss,
     /// Its gradient, in the form in which the mode hands out its tables.
     pub gradient: TablesGradient,
-    /// |dL/dE| and |dL/dU|, if asked for.
-    pub norms: Option<[f64; 2]>,
+    /// Squares of |dL/dE| and |dL/dU|, if asked for.
+    pub squares: Option<[Place; 2]>,
+}
+
+/// A sum of read sums, each with its weight.
+pub struct Loss(Vec<(Place, f64)>);
+
+impl Loss {
+    /// What was read.
+    ///
+    /// # Panics
+    /// Before [`Reads::execute`].
+    pub fn read(&self, reads: &Reads) -> f64 {
+        self.0.iter().map(|(place, weight)| weight * reads.sum(*place)).sum()
+    }
 }
 
 /// The losses of the update that completes `step`, of the model before it; `None` if all are off. `rotation_dd` is remembered from
@@ -70,6 +83,7 @@ pub fn auxiliary(
     step: u64,
     rotation_dd: &mut Option<Tensor<2>>,
     whole: bool,
+    reads: &mut Reads,
 ) -> Option<Auxiliary> {
     let aux = &config.aux;
     if aux.reconstruction == 0.0 && aux.symmetry == 0.0 {
@@ -78,14 +92,14 @@ pub fn auxiliary(
     let tables = model.interface.tables();
     let mut parts: Vec<Part> = Vec::new();
     if aux.reconstruction > 0.0 {
-        parts.push(reconstruction::part(model, &tables, config.seed, step, aux.reconstruction, whole));
+        parts.push(reconstruction::part(model, &tables, config.seed, step, aux.reconstruction, whole, reads));
     }
     if aux.symmetry > 0.0 {
         if rotation_dd.is_none() || (step - 1).is_multiple_of(aux.symmetry_refresh) {
             *rotation_dd = Some(symmetry::rotation(&tables));
         }
         let rotation_dd = rotation_dd.as_ref().expect("just set");
-        parts.push(symmetry::part(&tables, rotation_dd, aux.symmetry));
+        parts.push(symmetry::part(&tables, rotation_dd, aux.symmetry, reads));
     }
     if !whole {
         // Parts may come in different forms; what the mode hands out is common to all.
@@ -94,22 +108,19 @@ pub fn auxiliary(
         }
     }
     let mut sum = parts.into_iter().reduce(Part::plus)?;
-    let norms = whole.then(|| {
-        let squares = squares([&sum.input.rows_vr, &sum.output.rows_vr].into_iter());
-        [squares[0].sqrt(), squares[1].sqrt()]
-    });
+    let squares = whole.then(|| [&sum.input.rows_vr, &sum.output.rows_vr].map(|t| reads.square(t)));
     sum.hand_out(&tables);
     let bias_1v = tables.bias_1v.as_ref().map(|b| sum.bias_1v.unwrap_or_else(|| b.zeros_like()));
     Some(Auxiliary {
         loss: sum.loss,
         gradient: TablesGradient { input: sum.input, output: sum.output, bias_1v },
-        norms,
+        squares,
     })
 }
 
 /// One weighted loss and its gradients: of the formed tables, or by the mode's factors.
 struct Part {
-    loss: f64,
+    loss: Loss,
     input: TableGradient,
     output: TableGradient,
     bias_1v: Option<Tensor<2>>,
@@ -118,7 +129,7 @@ struct Part {
 impl Part {
     fn plus(self, other: Self) -> Self {
         Self {
-            loss: self.loss + other.loss,
+            loss: Loss(self.loss.0.into_iter().chain(other.loss.0).collect()),
             input: self.input.plus(other.input),
             output: self.output.plus(other.output),
             bias_1v: self.bias_1v.or(other.bias_1v),

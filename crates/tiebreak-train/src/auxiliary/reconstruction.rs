@@ -4,13 +4,12 @@
 //! tokens more, so an eighth of it at 2,048 tokens a step. In f32, whatever the precision of the run.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::Precision;
+use tiebreak_kernels::{Precision, Reads};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Head, LogitMap, Table, Tables};
 use tiebreak_model::rng::Stream;
 
-use super::Part;
-use crate::step::host;
+use super::{Loss, Part};
 
 /// Ids a step.
 pub(super) const SAMPLE: usize = 256;
@@ -21,7 +20,15 @@ pub(super) fn cost(v: usize, d: usize) -> usize {
 }
 
 /// `weight` times the mean over the step's sample.
-pub(super) fn part(model: &Model, tables: &Tables, seed: u64, step: u64, weight: f64, whole: bool) -> Part {
+pub(super) fn part(
+    model: &Model,
+    tables: &Tables,
+    seed: u64,
+    step: u64,
+    weight: f64,
+    whole: bool,
+    reads: &mut Reads,
+) -> Part {
     let [v, _] = tables.input.rows_vr.dims();
     let mut stream = Stream::new(seed, &format!("aux/reconstruction/{step}"));
     let ids: Vec<i32> = (0..SAMPLE).map(|_| stream.below(v) as i32).collect();
@@ -33,7 +40,7 @@ pub(super) fn part(model: &Model, tables: &Tables, seed: u64, step: u64, weight:
     let head = Head::new(tables, &map, |table| form(table.for_head(SAMPLE)));
     let found = head.gradients(input.lookup(ids_n.clone()), ids_n.clone(), weight / SAMPLE as f64, Precision::F32);
     Part {
-        loss: weight * host(&found.nats_n).iter().sum::<f64>() / SAMPLE as f64,
+        loss: Loss(vec![(reads.values(found.nats_n), weight / SAMPLE as f64)]),
         input: input.lookup_gradient(None, ids_n, &found.state_nd),
         output: found.table,
         bias_1v: found.bias_1v,

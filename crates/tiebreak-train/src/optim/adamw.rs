@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
-use tiebreak_kernels::{AdamWStep, Moved, adamw, attribute, update_square};
+use burn::tensor::{Device, Tensor};
+use tiebreak_kernels::{AdamWStep, Moving, Reads, adamw, attribute, update_square};
 use tiebreak_model::Parameter;
 use tiebreak_model::interface::Successor;
 
@@ -71,7 +71,7 @@ impl AdamW {
             None => (None, None),
         };
         // Taking the value out leaves its buffer with one owner, so that it is overwritten in place.
-        let empty = Tensor::empty([0, 0], (&parameter.value.device(), parameter.value.dtype()));
+        let empty = Tensor::empty([0, 0], &Device::flex());
         let value = std::mem::replace(&mut parameter.value, empty);
         let step = AdamWStep { betas: self.betas, eps: self.eps, factor, lr, decay, step };
         let (value, first, second) = adamw(value, moments, gradient, step);
@@ -80,26 +80,35 @@ impl AdamW {
     }
 
     /// Behind [`AdamW::update`] of a shared parameter, and with the same numbers: takes in the input side's part of the
-    /// gradient and attributes the update. Changes nothing that moves a parameter.
-    pub fn attribute(&mut self, path: &str, input: &Tensor<2>, factor: f64, lr: f64, step: u64) -> Moved {
+    /// gradient and, where there are `reads` to ask, attributes the update. Changes nothing that moves a parameter.
+    pub fn attribute(
+        &mut self,
+        path: &str,
+        input: &Tensor<2>,
+        factor: f64,
+        lr: f64,
+        step: u64,
+        reads: Option<&mut Reads>,
+    ) -> Option<Moving> {
         let step = AdamWStep { betas: self.betas, eps: self.eps, factor, lr, decay: 0.0, step };
-        let Some(moments) = self.state.get_mut(path) else { return Moved::default() };
-        let (part, moved) = attribute((&moments.first, &moments.second), moments.input.take(), input, step);
+        let moments = self.state.get_mut(path)?;
+        let (part, moving) = attribute((&moments.first, &moments.second), moments.input.take(), input, step, reads);
         moments.input = Some(part);
-        moved
+        moving
     }
 
     /// Behind [`AdamW::update`]: the squared length of the update, weight decay left out.
-    pub fn update_square(&self, path: &str, lr: f64, step: u64) -> f64 {
+    pub fn update_square(&self, path: &str, lr: f64, step: u64, reads: &mut Reads) -> Option<Moving> {
         let step = AdamWStep { betas: self.betas, eps: self.eps, factor: 1.0, lr, decay: 0.0, step };
-        self.state.get(path).map_or(0.0, |moments| update_square(&moments.first, &moments.second, step))
+        let moments = self.state.get(path)?;
+        Some(update_square(&moments.first, &moments.second, step, reads))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{DType, Device};
+    use burn::tensor::DType;
     use tiebreak_model::Placement;
 
     fn scalar(value: f64) -> Parameter {
@@ -129,15 +138,17 @@ mod tests {
         let (mut p, mut adam) = (scalar(1.0), AdamW::new([0.9, 0.95], 1e-8));
         // The whole gradient 0.5 and -0.25; its input part 2 and 1, so that the output part is -1.5 and -1.25.
         adam.update(&mut p, scalar(0.5).value, 1.0, 0.1, 0.1, 1);
-        adam.attribute("p", &scalar(2.0).value, 1.0, 0.1, 1);
+        let mut reads = Reads::default();
+        adam.attribute("p", &scalar(2.0).value, 1.0, 0.1, 1, None);
         adam.update(&mut p, scalar(-0.25).value, 1.0, 0.1, 0.1, 2);
-        let moved = adam.attribute("p", &scalar(1.0).value, 1.0, 0.1, 2);
+        let moved = adam.attribute("p", &scalar(1.0).value, 1.0, 0.1, 2, Some(&mut reads)).unwrap().read(&reads);
+        let alone = adam.update_square("p", 0.1, 2, &mut reads).unwrap().read(&reads);
         let (m, m_in) = (0.9 * 0.05 - 0.1 * 0.25, 0.9 * 0.2 + 0.1);
         let v: f64 = (0.95 * 0.05 * 0.25 + 0.05 * 0.0625) / (1.0 - 0.95f64.powi(2));
         let scale = 0.1 / (1.0 - 0.81) / (v.sqrt() + 1e-8);
         assert!((moved.input - m_in * m * scale * scale).abs() < 1e-12);
         assert!((moved.whole - (m * scale).powi(2)).abs() < 1e-12);
-        assert!((adam.update_square("p", 0.1, 2) - moved.whole).abs() < 1e-12);
+        assert!((alone.whole - moved.whole).abs() < 1e-12 && alone.input == 0.0);
         assert!((moved.input / moved.whole - 14.0).abs() < 1e-12, "0.28 of 0.02; the output side's share is -13");
     }
 

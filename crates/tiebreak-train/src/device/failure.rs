@@ -1,0 +1,82 @@
+//! What a GPU's failure becomes: Burn panics where a device is lost or full.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+
+use tiebreak_data::Error;
+
+/// The GPU that was opened last.
+static GPU: Mutex<Option<String>> = Mutex::new(None);
+
+/// The first panic of the work in progress.
+static FIRST: Mutex<Option<String>> = Mutex::new(None);
+
+/// Works in progress.
+static WORKING: AtomicUsize = AtomicUsize::new(0);
+
+fn lock(text: &Mutex<Option<String>>) -> std::sync::MutexGuard<'_, Option<String>> {
+    text.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on, panics inside [`caught`] are this GPU's, and are kept instead of printed: threads of the driver panic first, and
+/// their messages say more than the caller's.
+pub(super) fn watch(gpu: String) {
+    static HOOK: Once = Once::new();
+    *lock(&GPU) = Some(gpu);
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if WORKING.load(Ordering::Relaxed) == 0 {
+                return before(info);
+            }
+            let said = info.payload_as_str().unwrap_or("no message");
+            lock(&FIRST).get_or_insert_with(|| said.lines().next().unwrap_or_default().to_owned());
+        }));
+    });
+}
+
+/// Does work that may reach a GPU; its panic becomes [`Error::Failed`]. Without a GPU a panic stays one.
+///
+/// # Errors
+/// Those of the work.
+pub fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    WORKING.fetch_add(1, Ordering::Relaxed);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    WORKING.fetch_sub(1, Ordering::Relaxed);
+    done.unwrap_or_else(|panic| match lock(&GPU).clone() {
+        None => resume_unwind(panic),
+        Some(gpu) => Err(failed(&gpu, &lock(&FIRST).take().unwrap_or_else(|| "no message".into()))),
+    })
+}
+
+fn failed(gpu: &str, said: &str) -> Error {
+    let lower = said.to_lowercase();
+    let full = ["out of memory", "outofmemory", "not enough memory", "failed to allocate"];
+    let advice = match full.iter().any(|words| lower.contains(words)) {
+        true => "out of memory: lower train.micro_batch_size, data.context_length or model.d_model",
+        false => "the device failed: the last checkpoint stands, and --resume goes on from it",
+    };
+    Error::Failed(format!("device {gpu}: {advice} ({said})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_device_says_what_to_lower() {
+        for said in ["Out of memory", "allocation: OutOfMemory { size: 3 }"] {
+            let error = failed("wgpu (H)", said).to_string();
+            assert!(error.contains("micro_batch_size") && error.contains("wgpu (H)"), "{error}");
+        }
+        let error = failed("wgpu (H)", "the wgpu device was lost").to_string();
+        assert!(error.contains("--resume") && error.contains("was lost"), "{error}");
+    }
+
+    #[test]
+    fn errors_and_results_pass() {
+        assert_eq!(caught(|| Ok(3)).unwrap(), 3);
+        assert!(matches!(caught::<()>(|| Err(Error::Input("x".into()))), Err(Error::Input(_))));
+    }
+}

@@ -1,0 +1,181 @@
+//! GPUs by wgpu: which there are, and opening one without a panic.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use burn::tensor::wgpu::{WgpuBackend, wgpu};
+use burn::tensor::{Device, DeviceKind as Selector};
+use tiebreak_data::Error;
+
+use super::{DeviceKind, Listed, Opened, Which};
+
+/// One adapter by one graphics API.
+#[derive(Debug)]
+pub(super) struct Adapter {
+    info: wgpu::AdapterInfo,
+    api: WgpuBackend,
+    /// As Burn counts it: by class.
+    selector: Selector,
+    largest: u64,
+}
+
+impl Adapter {
+    pub(super) fn is_software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    fn class(&self) -> &'static str {
+        match self.info.device_type {
+            wgpu::DeviceType::DiscreteGpu => "discrete",
+            wgpu::DeviceType::IntegratedGpu => "integrated",
+            wgpu::DeviceType::VirtualGpu => "virtual",
+            wgpu::DeviceType::Cpu => "software",
+            wgpu::DeviceType::Other => "other",
+        }
+    }
+
+    /// Name, driver and API.
+    fn describe(&self) -> String {
+        let driver = [&self.info.driver, &self.info.driver_info].map(|s| s.trim()).join(" ");
+        format!("{}, {} GPU, {:?}, {}", self.info.name.trim(), self.class(), self.api, driver.trim())
+    }
+}
+
+/// Native enumeration is done when it is first asked.
+fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// Adapters in the order of their APIs, each in its driver's order, as Burn finds them too.
+fn adapters() -> &'static [Adapter] {
+    // Instances stay: loaders crash where they come and go on several threads.
+    static FOUND: OnceLock<(Vec<wgpu::Instance>, Vec<Adapter>)> = OnceLock::new();
+    let find = || {
+        let (mut instances, mut adapters) = (Vec::new(), Vec::new());
+        for (backend, api) in [
+            (wgpu::Backend::Vulkan, WgpuBackend::Vulkan),
+            (wgpu::Backend::Metal, WgpuBackend::Metal),
+            (wgpu::Backend::Dx12, WgpuBackend::Dx12),
+        ] {
+            let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+                backends: backend.into(),
+                ..wgpu::InstanceDescriptor::new_without_display_handle()
+            });
+            let mut counts = [0; 3];
+            for adapter in now(instance.enumerate_adapters(backend.into())).unwrap_or_default() {
+                let (info, limits) = (adapter.get_info(), adapter.limits());
+                let mut next = |class: usize| {
+                    counts[class] += 1;
+                    counts[class] - 1
+                };
+                let selector = match info.device_type {
+                    wgpu::DeviceType::DiscreteGpu => Selector::DiscreteGpu(next(0)),
+                    wgpu::DeviceType::IntegratedGpu => Selector::IntegratedGpu(next(1)),
+                    wgpu::DeviceType::VirtualGpu => Selector::VirtualGpu(next(2)),
+                    wgpu::DeviceType::Cpu => Selector::Cpu,
+                    // Burn has no selector for it.
+                    wgpu::DeviceType::Other => continue,
+                };
+                let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+                adapters.push(Adapter { info, api, selector, largest });
+            }
+            instances.push(instance);
+        }
+        (instances, adapters)
+    };
+    &FOUND.get_or_init(find).1
+}
+
+fn of(kind: DeviceKind) -> impl Iterator<Item = &'static Adapter> {
+    adapters().iter().filter(move |adapter| match kind {
+        DeviceKind::Vulkan => adapter.api == WgpuBackend::Vulkan,
+        DeviceKind::Metal => adapter.api == WgpuBackend::Metal,
+        _ => true,
+    })
+}
+
+fn gpus(kind: DeviceKind) -> impl Iterator<Item = &'static Adapter> {
+    of(kind).filter(|adapter| !adapter.is_software())
+}
+
+/// The adapter of that name; [`Which::Best`] is no software adapter.
+pub(super) fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, Error> {
+    let class = |class: &'static str| gpus(kind).find(move |adapter| adapter.class() == class);
+    let (name, found) = match which {
+        Which::Best => {
+            (kind.name().to_owned(), ["discrete", "integrated", "virtual"].into_iter().find_map(class))
+        }
+        Which::Nth(n) => (format!("{}:{n}", kind.name()), gpus(kind).nth(n)),
+        Which::Software => (format!("{}:cpu", kind.name()), of(kind).find(|adapter| adapter.is_software())),
+    };
+    found.ok_or_else(|| {
+        let there: Vec<String> = list(kind).into_iter().filter(|l| l.ready).map(|l| format!("{} ({})", l.device, l.name)).collect();
+        let there = match there.is_empty() {
+            true => "this machine has none of the kind; is a driver installed (on Debian mesa-vulkan-drivers or the vendor's)?".into(),
+            false => format!("there is {}", there.join(", ")),
+        };
+        Error::Input(format!("device = {name:?} does not answer: {there} Use one that does, or device = \"flex\""))
+    })
+}
+
+/// Brings up an adapter, once in a process.
+pub(super) fn open(kind: DeviceKind, which: Which) -> Result<Opened, Error> {
+    static OPENED: Mutex<Vec<(WgpuBackend, Selector, Opened)>> = Mutex::new(Vec::new());
+    let adapter = find(kind, which)?;
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = |(api, selector, _): &&(WgpuBackend, Selector, Opened)| {
+        *api == adapter.api && *selector == adapter.selector
+    };
+    if let Some((_, _, found)) = opened.iter().find(same) {
+        return Ok(Opened { kind, ..found.clone() });
+    }
+    let options = Device::wgpu_options().device_kind(adapter.selector.clone()).graphics_api(adapter.api);
+    let (device, setup) = options
+        .init_with_setup()
+        .map_err(|e| Error::Input(format!("device {}: {e}; use another, or device = \"flex\"", adapter.describe())))?;
+    let limits = setup.device.limits();
+    let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    let found = Opened { device, kind, adapter: Some(adapter.describe()), largest };
+    opened.push((adapter.api, adapter.selector.clone(), found.clone()));
+    Ok(found)
+}
+
+/// The adapters of a kind, by name.
+pub(super) fn list(kind: DeviceKind) -> Vec<Listed> {
+    let mut number = 0;
+    let mut listed: Vec<Listed> = of(kind)
+        .map(|adapter| {
+            let device = match adapter.is_software() {
+                true => format!("{}:cpu", kind.name()),
+                false => {
+                    number += 1;
+                    format!("{}:{}", kind.name(), number - 1)
+                }
+            };
+            Listed {
+                device,
+                ready: true,
+                name: adapter.info.name.trim().into(),
+                class: Some(adapter.class()),
+                api: Some(format!("{:?}", adapter.api)),
+                largest_tensor_bytes: Some(adapter.largest),
+            }
+        })
+        .collect();
+    if listed.is_empty() {
+        listed.push(Listed {
+            device: kind.name().into(),
+            ready: false,
+            name: "no adapter answers (is a driver installed?)".into(),
+            class: None,
+            api: None,
+            largest_tensor_bytes: None,
+        });
+    }
+    listed
+}
