@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks a machine with an NVIDIA GPU that reaches no registry: parity with the CPU, then speed and memory beside its PyTorch.
 #
-# Run      scripts/gpu_check.sh CARRY OUT.json [DEVICE...]        (default: every GPU API that the carried program has)
+# Run      scripts/gpu_check.sh CARRY OUT.json [DEVICE...]        (default: vulkan and cuda; what the program lacks is passed over)
 # Needs    CARRY/bench_step, built elsewhere and carried here (it builds nothing):
 #              cargo build --profile dist -p tiebreak-train --example bench_step --features wgpu,vulkan
 #          (`cuda` where that builds); CARRY/vulkan/libvulkan.so.1, the loader out of Debian's libvulkan1, where the machine has none;
@@ -23,8 +23,8 @@ left() { echo $((deadline - SECONDS > 1 ? deadline - SECONDS : 1)); }
 
 if [ -e "$carry/vulkan/libvulkan.so.1" ]; then export LD_LIBRARY_PATH=$carry/vulkan${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
 # Containers often have NVIDIA's library without the file that tells the loader of it.
-if ! ls /usr/share/vulkan/icd.d/*nvidia* /etc/vulkan/icd.d/*nvidia* >/dev/null 2>&1; then
-    library=$(ldconfig -p | awk '/libGLX_nvidia\.so\.0/ { print $NF; exit }')
+if ! compgen -G "/usr/share/vulkan/icd.d/*nvidia*" >/dev/null && ! compgen -G "/etc/vulkan/icd.d/*nvidia*" >/dev/null; then
+    library=$(PATH=$PATH:/sbin ldconfig -p | awk '/libGLX_nvidia\.so\.0/ && !found { print $NF; found = 1 }' || true)
     if [ -n "$library" ]; then
         printf '{"file_format_version":"1.0.0","ICD":{"library_path":"%s","api_version":"1.3.0"}}' "$library" >"$work/nvidia_icd.json"
         export VK_DRIVER_FILES=$work/nvidia_icd.json
@@ -33,7 +33,7 @@ fi
 
 torch=${TIEBREAK_TORCH_PYTHON:-python3}
 "$torch" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || torch=
-[ $# -gt 0 ] || set -- vulkan wgpu cuda
+[ $# -gt 0 ] || set -- vulkan cuda
 for device in "$@"; do
     echo "== $device ($SECONDS s)"
     code=0
@@ -65,13 +65,13 @@ work, out, devices = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 
 
 def read(name):
-    """A program's JSON, else the last line of what it said."""
+    """A program's JSON, else what it said last."""
     path, said = work / name, work / f"{name.removesuffix('.parity')}.error"
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         lines = said.read_text().strip().splitlines() if said.exists() else []
-        return {"error": lines[-1] if lines else "not run: no time was left"}
+        return {"error": lines[-1] if lines else "not run: no time was left", "said": lines[-8:]}
 
 
 try:

@@ -63,7 +63,12 @@ fn the_parity_suite_passes() {
     assert!(report["passed"] == true && checks.len() > 200, "{report}");
     let mut worst: Vec<(f64, String)> = checks
         .iter()
-        .map(|c| (c["deviation"].as_f64().unwrap() / c["tolerance"].as_f64().unwrap(), format!("{} {}", c["case"], c["what"])))
+        .map(|c| {
+            (
+                c["deviation"].as_f64().unwrap() / c["tolerance"].as_f64().unwrap(),
+                format!("{} {}", c["case"], c["what"]),
+            )
+        })
         .collect();
     worst.sort_by(|a, b| b.0.total_cmp(&a.0));
     println!("nearest to their tolerance: {:?}", &worst[..5]);
@@ -125,7 +130,9 @@ fn a_run_moves_between_devices() {
         return;
     }
     let (gpu, gpu_kind) = (device(), kind());
-    for (out, from, from_kind, to) in [("away", gpu.as_str(), gpu_kind.as_str(), "flex"), ("back", "flex", "flex", &gpu)] {
+    for (out, from, from_kind, to) in
+        [("away", gpu.as_str(), gpu_kind.as_str(), "flex"), ("back", "flex", "flex", &gpu)]
+    {
         let sets: Vec<String> = set(from).into_iter().chain(["--set".into(), "train.steps=4000".into()]).collect();
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
         let mut child = place.start(out, &sets);

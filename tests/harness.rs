@@ -12,6 +12,7 @@ use tempfile::TempDir;
 /// A run of a fraction of a second: 60 steps of a model of about 13,000 parameters.
 pub const TINY: &str = r#"
 name = "tiny"
+device = "flex"
 threads = 1
 [data]
 corpus = "text.jsonl"

@@ -1,4 +1,4 @@
-//! `tiebreak inspect` and `tiebreak devices`.
+//! `tiebreak inspect`.
 
 use std::fmt::Write;
 use std::path::Path;

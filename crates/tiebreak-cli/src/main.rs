@@ -359,13 +359,7 @@ fn launch(jobs: Option<usize>) -> Result<LaunchOptions, Error> {
     Ok(LaunchOptions { jobs, stop: stop_on_signals()?, program })
 }
 
-fn train(
-    path: &Path,
-    sets: &[String],
-    out: &Path,
-    resume: bool,
-    begun_on: Option<DeviceKind>,
-) -> Result<End, Error> {
+fn train(path: &Path, sets: &[String], out: &Path, resume: bool, begun_on: Option<DeviceKind>) -> Result<End, Error> {
     let Loaded { config, .. } = show::runnable(path, sets)?;
     let told = std::sync::Mutex::new(Ok(()));
     let announce = |folder: &Path| {

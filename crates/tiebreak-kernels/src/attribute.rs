@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::adamw::{AdamWStep, BLOCK, Factors, own};
 use crate::flex::{plain, tensor, values, values_mut};
 use crate::simd::{LANES, fold, simd};
-use crate::sums::{Place, Reads};
+use crate::sums::{Pending, Reads};
 
 /// Products of one update u (weight decay left out) and its input part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -31,9 +31,9 @@ impl std::ops::AddAssign for Moved {
 #[derive(Clone, Copy, Debug)]
 pub struct Moving {
     /// <m_in, m> scaled, in parts; none: 0.
-    input: Option<Place>,
-    whole: Place,
-    /// The square of the rate, which both are to be multiplied with.
+    input: Option<Pending>,
+    whole: Pending,
+    /// What both are to be multiplied with, twice.
     rate: f64,
 }
 
@@ -48,7 +48,7 @@ impl Moving {
     /// # Panics
     /// Before [`Reads::execute`].
     pub fn read(self, reads: &Reads) -> Moved {
-        let sum = |place: Place| reads.sum(place) * self.rate;
+        let sum = |place: Pending| reads.sum(place) * self.rate * self.rate;
         Moved { input: self.input.map_or(0.0, sum), whole: sum(self.whole) }
     }
 }
@@ -64,7 +64,7 @@ pub fn attribute(
     reads: Option<&mut Reads>,
 ) -> (Tensor<2>, Option<Moving>) {
     let (first, second) = moments;
-    let rate = step.rate() * step.rate();
+    let rate = step.rate();
     let start = |like: &Tensor<2>| Tensor::zeros(like.dims(), (&like.device(), like.dtype()));
     let input = input.unwrap_or_else(|| start(first));
     if let (Some(m), Some(v), Some(g), Some(_)) = (plain(first), plain(second), plain(gradient), plain(&input)) {
@@ -97,7 +97,7 @@ pub fn update_square(first: &Tensor<2>, second: &Tensor<2>, step: AdamWStep, rea
     } else {
         reads.square(&(first.clone() * inverse(second, step)))
     };
-    Moving { input: None, whole, rate: step.rate() * step.rate() }
+    Moving { input: None, whole, rate: step.rate() }
 }
 
 /// 1 / (sqrt(v) / sqrt(1 - b2^t) + eps); 0 where an element stays where it is.

@@ -13,8 +13,8 @@ pub fn inject<const D: usize>(h: Tensor<D>, dh: Tensor<D>) -> Tensor<1> {
         Some(root) => root,
         // Not `sum`, which adds up in no fixed order on a GPU.
         None => {
-            let n = h.dims().iter().product();
-            (h * Tensor::from_inner(dh)).reshape([1, n]).sum_dim(1).reshape([1])
+            let (n, d): (usize, usize) = (h.dims().iter().product(), h.dims()[D - 1]);
+            (h * Tensor::from_inner(dh)).reshape([n / d.max(1), d]).sum_dim(1).sum_dim(0).reshape([1])
         }
     }
 }

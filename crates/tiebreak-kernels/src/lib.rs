@@ -37,16 +37,16 @@ pub use cross_entropy::{
 };
 pub use embedding::scatter_add;
 pub use inject::inject;
+pub use largest::{largest_tensor, set_largest_tensor};
 pub use lens::{LensGradients, LogitHead, Reading, Source, lens_gradients, lens_kl, readings};
 pub use linear::{activation_linear_add, linear, linear_add, norm_linear};
 pub use logit_map::LogitMap;
 pub use matrix::{Bf16Kernel, Precision};
-pub use largest::{largest_tensor, set_largest_tensor};
 pub use memory::keep_memory;
 pub use mlp::Activation;
 pub use norm::{NormKind, norm};
 pub use product::{Transposed, packed, product};
-pub use sums::{Place, Reads, RowPlaces, RowProducts, row_products, same_buffer, squares};
+pub use sums::{Pending, PendingRows, Reads, RowProducts, row_products, same_buffer, squares};
 
 #[cfg(test)]
 mod testing;

@@ -45,41 +45,41 @@ enum Slot {
     Waiting(Tensor<2>),
 }
 
-/// A place in [`Reads`].
+/// A sum in [`Reads`] that may not be read yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(usize);
+pub struct Pending(usize);
 
-/// Places of [`RowProducts`].
+/// [`RowProducts`] that may not be read yet.
 #[derive(Clone, Copy, Debug)]
-pub struct RowPlaces {
-    aa: Place,
-    bb: Place,
-    ab: Place,
+pub struct PendingRows {
+    aa: Pending,
+    bb: Pending,
+    ab: Pending,
 }
 
 impl Reads {
     /// The values of a tensor.
-    pub fn values<const D: usize>(&mut self, tensor: Tensor<D>) -> Place {
-        let n = tensor.dims().iter().product();
+    pub fn values<const D: usize>(&mut self, tensor: Tensor<D>) -> Pending {
+        let n: usize = tensor.dims().iter().product();
         self.wait(tensor.reshape([n, 1]))
     }
 
     /// See [`row_products`].
-    pub fn row_products(&mut self, a_vd: &Tensor<2>, b_vd: &Tensor<2>) -> RowPlaces {
+    pub fn row_products(&mut self, a_vd: &Tensor<2>, b_vd: &Tensor<2>) -> PendingRows {
         if let (Some(a), Some(b)) = (plain(a_vd), plain(b_vd)) {
             let (v, d) = (shape(&a)[0], shape(&a)[1]);
             let (a, b) = (values(&a), values(&b));
             let row = |i: usize| products(&a[i * d..(i + 1) * d], &b[i * d..(i + 1) * d]);
             let rows: Vec<[f64; 3]> = (0..v).into_par_iter().with_min_len(64).map(row).collect();
             let [aa, bb, ab] = std::array::from_fn(|k| self.put(rows.iter().map(|row| row[k]).collect()));
-            return RowPlaces { aa, bb, ab };
+            return PendingRows { aa, bb, ab };
         }
         let mut sums = |a: &Tensor<2>, b: &Tensor<2>| self.wait(a.clone().mul(b.clone()).sum_dim(1));
-        RowPlaces { aa: sums(a_vd, a_vd), bb: sums(b_vd, b_vd), ab: sums(a_vd, b_vd) }
+        PendingRows { aa: sums(a_vd, a_vd), bb: sums(b_vd, b_vd), ab: sums(a_vd, b_vd) }
     }
 
     /// The sum of squares of a tensor, possibly in parts.
-    pub fn square(&mut self, t: &Tensor<2>) -> Place {
+    pub fn square(&mut self, t: &Tensor<2>) -> Pending {
         match plain(t) {
             Some(t) => {
                 let blocks: Vec<f64> = values(&t).par_chunks(BLOCK).map(square_sum).collect();
@@ -90,17 +90,17 @@ impl Reads {
     }
 
     /// A sum that is known.
-    pub(crate) fn put(&mut self, values: Vec<f64>) -> Place {
+    pub(crate) fn put(&mut self, values: Vec<f64>) -> Pending {
         self.slots.push(Slot::Read(values));
-        Place(self.slots.len() - 1)
+        Pending(self.slots.len() - 1)
     }
 
-    fn wait(&mut self, tensor: Tensor<2>) -> Place {
+    fn wait(&mut self, tensor: Tensor<2>) -> Pending {
         match tensor.clone().try_into_primitive::<burn::backend::Flex>() {
             Ok(_) => self.put(tensor.to_data().iter::<f64>().collect()),
             Err(_) => {
                 self.slots.push(Slot::Waiting(tensor));
-                Place(self.slots.len() - 1)
+                Pending(self.slots.len() - 1)
             }
         }
     }
@@ -125,7 +125,7 @@ impl Reads {
     ///
     /// # Panics
     /// Before [`Reads::execute`].
-    pub fn get(&self, place: Place) -> &[f64] {
+    pub fn get(&self, place: Pending) -> &[f64] {
         match &self.slots[place.0] {
             Slot::Read(values) => values,
             Slot::Waiting(_) => panic!("a sum that was not read yet"),
@@ -136,7 +136,7 @@ impl Reads {
     ///
     /// # Panics
     /// Before [`Reads::execute`].
-    pub fn sum(&self, place: Place) -> f64 {
+    pub fn sum(&self, place: Pending) -> f64 {
         self.get(place).iter().sum()
     }
 
@@ -144,7 +144,7 @@ impl Reads {
     ///
     /// # Panics
     /// Before [`Reads::execute`].
-    pub fn rows(&self, places: RowPlaces) -> RowProducts {
+    pub fn rows(&self, places: PendingRows) -> RowProducts {
         let [aa, bb, ab] = [places.aa, places.bb, places.ab].map(|place| self.get(place).to_vec());
         RowProducts { aa, bb, ab }
     }
@@ -161,7 +161,7 @@ pub fn row_products(a_vd: &Tensor<2>, b_vd: &Tensor<2>) -> RowProducts {
 /// Sum of squares of each tensor.
 pub fn squares<'a>(tensors: impl Iterator<Item = &'a Tensor<2>>) -> Vec<f64> {
     let mut reads = Reads::default();
-    let places: Vec<Place> = tensors.map(|t| reads.square(t)).collect();
+    let places: Vec<Pending> = tensors.map(|t| reads.square(t)).collect();
     reads.execute();
     places.into_iter().map(|place| reads.sum(place)).collect()
 }

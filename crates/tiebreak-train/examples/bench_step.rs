@@ -259,7 +259,8 @@ fn bench(opened: &Opened) -> Result<(), Error> {
             "tokens_per_second": (batch * context) as f64 / step * 1e3,
             "median_step_ms": step,
             "min_step_ms": timed().map(|t| t.whole).fold(f64::INFINITY, f64::min),
-            "update_ms": median(timed().map(|t| t.update).collect()),
+            // A GPU is only told of the gradients until the update reads.
+            "update_ms": (!opened.kind.is_gpu()).then(|| median(timed().map(|t| t.update).collect())),
             "provenance": provenance,
             "products_ms": limit,
             "evaluation_tokens_per_second": (batch * context) as f64 / median(evaluation) * 1e3,

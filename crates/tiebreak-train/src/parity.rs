@@ -119,7 +119,13 @@ fn cases() -> Vec<Case> {
     let wide = ModelConfig { d_model: 128, n_layers: 1, n_heads: 4, d_ff: 100, norm: NormKind::Layer, ..small() };
     vec![
         case("tied", &|_| {}),
-        Case { name: "one token", config: config(small(), 1, of(ModeKind::Tied)), vocabulary: 2, batches: &[1], steps: 2 },
+        Case {
+            name: "one token",
+            config: config(small(), 1, of(ModeKind::Tied)),
+            vocabulary: 2,
+            batches: &[1],
+            steps: 2,
+        },
         Case {
             name: "gelu, rms, learned",
             config: config(other, 7, HeadConfig { logit_softcap: 5.0, z_loss: 1e-3, ..of(ModeKind::Untied) }),
@@ -128,7 +134,13 @@ fn cases() -> Vec<Case> {
             steps: STEPS,
         },
         // Two chunks of the head.
-        Case { name: "wide, layer norm", config: config(wide, 67, of(ModeKind::TiedBias)), vocabulary: 131, batches: &[9], steps: 3 },
+        Case {
+            name: "wide, layer norm",
+            config: config(wide, 67, of(ModeKind::TiedBias)),
+            vocabulary: 131,
+            batches: &[9],
+            steps: 3,
+        },
         case("partial, clip", &|c| {
             c.head = HeadConfig { shared_width: 5, ..of(ModeKind::Partial) };
             c.intervene.output_clip = 0.5;
@@ -146,6 +158,8 @@ fn cases() -> Vec<Case> {
             c.aux.reconstruction = 0.1;
             c.aux.symmetry = 0.01;
         }),
+        case("projected", &|c| c.head = of(ModeKind::Projected)),
+        case("low_rank_private", &|c| c.head = HeadConfig { rank: 3, ..of(ModeKind::LowRankPrivate) }),
         case("factorised", &|c| c.head = HeadConfig { rank: 5, ..of(ModeKind::Factorised) }),
         case("pseudo_inverse", &|c| c.head = of(ModeKind::PseudoInverse)),
     ]
@@ -215,9 +229,11 @@ impl Case {
             let found = gradients(&model, &self.batches(step), 1.0, Precision::F32, whole);
             let done = update(&mut model, &mut adam, &mut memory, found, config, step, measured);
             numbers.extend([done.loss, done.norm, done.clip_factor, done.factors.input, done.factors.output]);
-            numbers.extend(done.auxiliary.into_iter().flat_map(|(loss, norms)| {
-                std::iter::once(loss).chain(norms.into_iter().flatten())
-            }));
+            numbers.extend(
+                done.auxiliary
+                    .into_iter()
+                    .flat_map(|(loss, norms)| std::iter::once(loss).chain(norms.into_iter().flatten())),
+            );
             let groups: Vec<Option<u8>> = (0..self.vocabulary).map(|id| Some((id % 10) as u8)).collect();
             numbers.extend(done.provenance.iter().flat_map(|p| p.scalars(&groups)).map(|(_, value)| value));
         }

@@ -68,7 +68,7 @@ impl TrainedModel<Vocabulary> {
 impl<D> TrainedModel<D> {
     fn of(records: Records, step: u64, data: D) -> Result<Self, Error> {
         let Records { folder, config, data: recorded, identity } = records;
-        let device = device::open_to_look(&config.device)?;
+        let device = device::open_to_look(&config, recorded.vocabulary)?;
         let (vocabulary, context) = (recorded.vocabulary, config.data.context_length);
         let at = Placement::f32(&device);
         let mut model = Model::init(&config.model, &config.head, vocabulary, context, config.seed, &at);
@@ -138,7 +138,10 @@ impl ProbedModel for Probed<'_> {
 
     fn head_parameters(&self) -> Vec<Tensor<2>> {
         let parameters = self.model.interface.parameters().into_iter().filter(|p| p.role != Role::Input);
-        parameters.map(|p| p.parameter.value.clone()).chain(self.model.interface.state().into_iter().map(|p| p.value.clone())).collect()
+        parameters
+            .map(|p| p.parameter.value.clone())
+            .chain(self.model.interface.state().into_iter().map(|p| p.value.clone()))
+            .collect()
     }
 
     fn head(&self) -> LogitHead {

@@ -1,7 +1,7 @@
 //! What each side gives to the table: the grad/ and update/ scalars.
 
 use burn::tensor::Tensor;
-use tiebreak_kernels::{Moved, Place, Reads, RowPlaces, RowProducts, same_buffer};
+use tiebreak_kernels::{Moved, Pending, PendingRows, Reads, RowProducts, same_buffer};
 use tiebreak_model::interface::Sides;
 
 use crate::intervene::Factors;
@@ -35,18 +35,18 @@ pub struct Provenance {
 
 /// A [`Provenance`] that is still to be read.
 pub struct Measured {
-    rows: RowPlaces,
+    rows: PendingRows,
     shared: SharedPlaces,
-    last_input: Place,
+    last_input: Pending,
     /// None: the step's, for the only micro-batch's G_out is.
-    last_output: Option<Place>,
+    last_output: Option<Pending>,
     factors: Factors,
 }
 
 enum SharedPlaces {
     Table,
     None,
-    Parts([Vec<Place>; 2]),
+    Parts([Vec<Pending>; 2]),
 }
 
 impl Measured {
@@ -57,7 +57,7 @@ impl Measured {
     pub fn read(self, reads: &Reads) -> Provenance {
         let RowProducts { aa, bb, ab } = reads.rows(self.rows);
         let [input, output, dot] = [&aa, &bb, &ab].map(|rows| rows.iter().sum::<f64>());
-        let total = |places: &[Place]| places.iter().map(|place| reads.sum(*place)).sum::<f64>();
+        let total = |places: &[Pending]| places.iter().map(|place| reads.sum(*place)).sum::<f64>();
         let shared = match &self.shared {
             SharedPlaces::Table => Some((input, output)),
             SharedPlaces::None => None,
@@ -204,8 +204,7 @@ mod tests {
     #[test]
     fn signed_shares_of_opposed_sides_sum_to_one() {
         let (input, output) = (matrix([[1.0, 0.0]]), matrix([[-3.0, 1.0]]));
-        let found =
-            measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
+        let found = measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars(&[]).into_iter().collect();
         // G = (-2, 1): <G_in, G> = -2, <G_out, G> = 7, |G|^2 = 5.
         assert!((tags["grad/input_signed_share"] + 0.4).abs() < 1e-12);
@@ -231,8 +230,7 @@ mod tests {
     #[test]
     fn a_side_without_gradient_has_no_ratio() {
         let (input, output) = (matrix([[0.0, 0.0]]), matrix([[3.0, 4.0]]));
-        let found =
-            measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
+        let found = measure(&input, &output, Shared::Parts(&[]), (input.clone(), output.clone()), Factors::NONE);
         let tags: BTreeMap<Tag, f64> = found.scalars(&[]).into_iter().collect();
         assert_eq!(tags["grad/output_share"], 1.0);
         assert!(!tags.contains_key("grad/output_over_input") && !tags.contains_key("grad/cosine"));

@@ -1,7 +1,7 @@
 //! How much each block adds to the residual stream.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::row_products;
+use tiebreak_kernels::{PendingRows, Reads};
 use tiebreak_model::Model;
 
 use crate::step::MicroBatch;
@@ -19,9 +19,12 @@ pub fn update_over_stream(model: &Model, batches: impl Iterator<Item = MicroBatc
         let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(batch.inputs, [n / t, t]), &input_vd.device());
         let states = model.trunk.states(Model::lookup(&input_vd, ids_bt));
         let states: Vec<Tensor<2>> = states.into_iter().map(|x_btd| x_btd.reshape([n, d])).collect();
-        for (sum, pair) in sums.iter_mut().zip(states.windows(2)) {
-            let update_nd = pair[1].clone() - pair[0].clone();
-            let found = row_products(&update_nd, &pair[0]);
+        let mut reads = Reads::default();
+        let pending: Vec<PendingRows> =
+            states.windows(2).map(|pair| reads.row_products(&(pair[1].clone() - pair[0].clone()), &pair[0])).collect();
+        reads.execute();
+        for (sum, pending) in sums.iter_mut().zip(pending) {
+            let found = reads.rows(pending);
             for (update, stream) in found.aa.into_iter().zip(found.bb).filter(|(_, stream)| *stream > 0.0) {
                 sum.0 += (update / stream).sqrt();
                 sum.1 += 1;

@@ -105,6 +105,10 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     if options.out.exists() && !options.out.is_dir() {
         return Err(Error::Input(format!("--out {out}: this is a file; choose a folder")));
     }
+    if !options.out.exists() {
+        // Before the data take their time. Where there are runs, one of them may be complete, which needs no device.
+        spec.present()?;
+    }
     let data = prepare(&config.data)?;
     if options.stop.load(Ordering::Relaxed) {
         return Ok(Outcome::Interrupted);
@@ -141,7 +145,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     let begun = || device::begun_with(&recorded(&folder).starts.first()?.products);
     let precision = precision.or_else(|refused| begun().filter(|_| kind == DeviceKind::Flex).ok_or(refused))?;
     let opened = device::open(spec)?;
-    device::fits(config, data.tokenizer.vocabulary(), &opened)?;
+    device::fits(config, data.tokenizer.vocabulary(), config.lens.after_training, &opened)?;
     let threads = threads(config, &folder);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;

@@ -4,7 +4,7 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{Moved, Moving, Place, Precision, Reads, RowProducts, inject, row_products};
+use tiebreak_kernels::{Moved, Moving, Pending, Precision, Reads, RowProducts, inject, row_products};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Head, Role, Sides, Table, TableGradient, TablesGradient};
 
@@ -49,14 +49,14 @@ impl Gradients {
     /// L in nats per token, before `paper_output_scale`. Reads it.
     pub fn loss(&self) -> f64 {
         let mut reads = Reads::default();
-        let places: Vec<Place> = self.nats.iter().map(|nats_n| reads.values(nats_n.clone())).collect();
+        let places: Vec<Pending> = self.nats.iter().map(|nats_n| reads.values(nats_n.clone())).collect();
         reads.execute();
         mean(&reads, &places)
     }
 }
 
 /// The mean of all values of these places.
-fn mean(reads: &Reads, places: &[Place]) -> f64 {
+fn mean(reads: &Reads, places: &[Pending]) -> f64 {
     let tokens: usize = places.iter().map(|place| reads.get(*place).len()).sum();
     places.iter().map(|place| reads.sum(*place)).sum::<f64>() / tokens as f64
 }
@@ -195,7 +195,7 @@ pub fn update(
     let table_lr = config.optim.lr * table_learning_rate(schedule, config.optim.table_warmup_steps, step, steps);
     let Gradients { nats, tables, trunk, whole } = gradients;
     let mut reads = Reads::default();
-    let nats: Vec<Place> = nats.into_iter().map(|nats_n| reads.values(nats_n)).collect();
+    let nats: Vec<Pending> = nats.into_iter().map(|nats_n| reads.values(nats_n)).collect();
     let needed = || whole.as_ref().expect("whole gradients, which provenance and rules that look at the sides need");
     let extra = auxiliary(model, config, step, &mut memory.rotation_dd, with_provenance, &mut reads);
     let sides = model.interface.pullback(tables);
@@ -244,7 +244,7 @@ pub fn update(
             false => (sides.clone().plus(extra.clone()).sum(), (sides, extra)),
         })
         .unzip();
-    let squares: Vec<Place> = tables.iter().chain(&trunk).map(|t| reads.square(t)).collect();
+    let squares: Vec<Pending> = tables.iter().chain(&trunk).map(|t| reads.square(t)).collect();
     reads.execute();
     let squares: Vec<f64> = squares.into_iter().map(|place| reads.sum(place)).collect();
     let loss = mean(&reads, &nats);

@@ -6,7 +6,7 @@ mod symmetry;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use tiebreak_data::Error;
-use tiebreak_kernels::{Place, Reads};
+use tiebreak_kernels::{Pending, Reads};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{TableGradient, Tables, TablesGradient};
 
@@ -59,11 +59,11 @@ pub struct Auxiliary {
     /// Its gradient, in the form in which the mode hands out its tables.
     pub gradient: TablesGradient,
     /// Squares of |dL/dE| and |dL/dU|, if asked for.
-    pub squares: Option<[Place; 2]>,
+    pub squares: Option<[Pending; 2]>,
 }
 
 /// A sum of read sums, each with its weight.
-pub struct Loss(Vec<(Place, f64)>);
+pub struct Loss(Vec<(Pending, f64)>);
 
 impl Loss {
     /// What was read.

@@ -31,7 +31,9 @@ pub(super) fn watch(gpu: String) {
                 return before(info);
             }
             let said = info.payload_as_str().unwrap_or("no message");
-            lock(&FIRST).get_or_insert_with(|| said.lines().next().unwrap_or_default().to_owned());
+            let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+            let lines = said.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect::<Vec<_>>();
+            lock(&FIRST).get_or_insert_with(|| lines.join("; ") + &place);
         }));
     });
 }
@@ -42,6 +44,8 @@ pub(super) fn watch(gpu: String) {
 /// Those of the work.
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     WORKING.fetch_add(1, Ordering::Relaxed);
+    // A panic that the driver caught by itself earlier has nothing to do with this work.
+    *lock(&FIRST) = None;
     let done = catch_unwind(AssertUnwindSafe(work));
     WORKING.fetch_sub(1, Ordering::Relaxed);
     done.unwrap_or_else(|panic| match lock(&GPU).clone() {
@@ -50,9 +54,20 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     })
 }
 
+/// Asks a driver that may panic where there is none.
+#[cfg(feature = "cuda")]
+pub(super) fn quietly<T>(ask: impl FnOnce() -> T) -> Option<T> {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let answer = catch_unwind(AssertUnwindSafe(ask)).ok();
+    std::panic::set_hook(before);
+    answer
+}
+
 fn failed(gpu: &str, said: &str) -> Error {
     let lower = said.to_lowercase();
-    let full = ["out of memory", "outofmemory", "not enough memory", "failed to allocate"];
+    let full =
+        ["out of memory", "out of device memory", "outofmemory", "not enough memory", "can't allocate", "buffertoobig"];
     let advice = match full.iter().any(|words| lower.contains(words)) {
         true => "out of memory: lower train.micro_batch_size, data.context_length or model.d_model",
         false => "the device failed: the last checkpoint stands, and --resume goes on from it",
@@ -66,7 +81,12 @@ mod tests {
 
     #[test]
     fn a_full_device_says_what_to_lower() {
-        for said in ["Out of memory", "allocation: OutOfMemory { size: 3 }"] {
+        for said in [
+            "Out of memory",
+            "allocation: OutOfMemory { size: 3 }",
+            "can't allocate buffer of size: 7",
+            "out of device memory allocating 7 bytes",
+        ] {
             let error = failed("wgpu (H)", said).to_string();
             assert!(error.contains("micro_batch_size") && error.contains("wgpu (H)"), "{error}");
         }

@@ -5,12 +5,13 @@ use tiebreak_data::Error;
 use super::Opened;
 use crate::config::RunConfig;
 
-/// Refuses a run with a tensor that the device cannot bind; `config` is resolved. The head's logits come in chunks that fit.
+/// Refuses a run with a tensor that the device cannot bind; `config` is resolved. The head's logits come in chunks that fit. `lens`:
+/// its tuned lens is trained or read too, whose batches are its own.
 ///
 /// # Errors
 /// [`Error::Input`] naming the tensor, its size, by how much it is too large and what to lower.
-pub fn fits(config: &RunConfig, vocabulary: usize, opened: &Opened) -> Result<(), Error> {
-    for Needed { what, shape, lower } in needed(config, vocabulary) {
+pub fn fits(config: &RunConfig, vocabulary: usize, lens: bool, opened: &Opened) -> Result<(), Error> {
+    for Needed { what, shape, lower } in needed(config, vocabulary, lens) {
         let bytes = shape.iter().fold(4u128, |bytes, n| bytes * *n as u128);
         if bytes > u128::from(opened.largest) {
             let mib = |bytes: u128| bytes as f64 / 1048576.0;
@@ -33,16 +34,21 @@ struct Needed {
     lower: &'static str,
 }
 
-fn needed(config: &RunConfig, vocabulary: usize) -> Vec<Needed> {
+fn needed(config: &RunConfig, vocabulary: usize, lens: bool) -> Vec<Needed> {
     let model = &config.model;
     let (d, t, b) = (model.d_model, config.data.context_length, config.train.micro_batch_size);
+    let b = if lens { b.max(config.lens.recipe.step_tokens() / t) } else { b };
     let widest = (3 * d).max(model.mlp.up_width() * model.d_ff);
     let one = |what, shape: &[usize], lower| Needed { what, shape: shape.to_vec(), lower };
     vec![
         one("a table", &[vocabulary, d], "data.tokenizer's vocabulary or model.d_model"),
         one("the largest matrix of a block", &[d, widest], "model.d_model or model.d_ff"),
         one("the widest activation of a block", &[b, t, widest], "train.micro_batch_size"),
-        one("the attention scores of a block", &[b, model.n_heads, t, t], "train.micro_batch_size or data.context_length"),
+        one(
+            "the attention scores of a block",
+            &[b, model.n_heads, t, t],
+            "train.micro_batch_size or data.context_length",
+        ),
     ]
 }
 
@@ -57,8 +63,9 @@ mod tests {
         let mut config = RunConfig::default();
         config.model.d_ff = 512;
         config.train.micro_batch_size = 32;
-        let opened = |largest| Opened { device: Device::flex(), kind: DeviceKind::Wgpu, adapter: Some("A".into()), largest };
-        let at = |largest: u64| fits(&config, 3144, &opened(largest));
+        let opened =
+            |largest| Opened { device: Device::flex(), kind: DeviceKind::Wgpu, adapter: Some("A".into()), largest };
+        let at = |largest: u64| fits(&config, 3144, false, &opened(largest));
         // Scores 32 x 4 x 128 x 128 x 4 bytes = 8 MiB; activations 32 x 128 x 1024 x 4 = 16 MiB (swiglu's two halves).
         assert!(at(16 << 20).is_ok());
         let error = at((16 << 20) - 1).unwrap_err().to_string();

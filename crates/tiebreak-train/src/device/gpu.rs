@@ -107,9 +107,7 @@ fn gpus(kind: DeviceKind) -> impl Iterator<Item = &'static Adapter> {
 pub(super) fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, Error> {
     let class = |class: &'static str| gpus(kind).find(move |adapter| adapter.class() == class);
     let (name, found) = match which {
-        Which::Best => {
-            (kind.name().to_owned(), ["discrete", "integrated", "virtual"].into_iter().find_map(class))
-        }
+        Which::Best => (kind.name().to_owned(), ["discrete", "integrated", "virtual"].into_iter().find_map(class)),
         Which::Nth(n) => (format!("{}:{n}", kind.name()), gpus(kind).nth(n)),
         Which::Software => (format!("{}:cpu", kind.name()), of(kind).find(|adapter| adapter.is_software())),
     };
@@ -117,7 +115,7 @@ pub(super) fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, E
         let there: Vec<String> = list(kind).into_iter().filter(|l| l.ready).map(|l| format!("{} ({})", l.device, l.name)).collect();
         let there = match there.is_empty() {
             true => "this machine has none of the kind; is a driver installed (on Debian mesa-vulkan-drivers or the vendor's)?".into(),
-            false => format!("there is {}", there.join(", ")),
+            false => format!("there is {}.", there.join(", ")),
         };
         Error::Input(format!("device = {name:?} does not answer: {there} Use one that does, or device = \"flex\""))
     })
@@ -128,9 +126,8 @@ pub(super) fn open(kind: DeviceKind, which: Which) -> Result<Opened, Error> {
     static OPENED: Mutex<Vec<(WgpuBackend, Selector, Opened)>> = Mutex::new(Vec::new());
     let adapter = find(kind, which)?;
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let same = |(api, selector, _): &&(WgpuBackend, Selector, Opened)| {
-        *api == adapter.api && *selector == adapter.selector
-    };
+    let same =
+        |(api, selector, _): &&(WgpuBackend, Selector, Opened)| *api == adapter.api && *selector == adapter.selector;
     if let Some((_, _, found)) = opened.iter().find(same) {
         return Ok(Opened { kind, ..found.clone() });
     }

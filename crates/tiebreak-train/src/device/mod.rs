@@ -157,6 +157,10 @@ impl DeviceSpec {
         if matches!(kind, DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal) {
             gpu::find(kind, self.which())?;
         }
+        #[cfg(feature = "cuda")]
+        if kind == DeviceKind::Cuda {
+            cuda(self.which())?;
+        }
         Ok(kind)
     }
 
@@ -171,10 +175,33 @@ impl DeviceSpec {
 
 fn auto() -> DeviceKind {
     #[cfg(feature = "wgpu-unfused")]
-    if gpu::find(DeviceKind::Wgpu, Which::Best).is_ok_and(|adapter| !adapter.is_software()) {
+    if gpu::open(DeviceKind::Wgpu, Which::Best).is_ok() {
         return DeviceKind::Wgpu;
     }
+    #[cfg(feature = "cuda")]
+    if cuda(Which::Best).is_ok() {
+        return DeviceKind::Cuda;
+    }
     DeviceKind::Flex
+}
+
+/// How many CUDA devices answer; asking panics where there is no driver.
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> usize {
+    use burn::tensor::DeviceType;
+    failure::quietly(|| Device::enumerate(DeviceType::Cuda).into_vec().len()).unwrap_or(0)
+}
+
+/// The index of a CUDA device that is there.
+#[cfg(feature = "cuda")]
+fn cuda(which: Which) -> Result<usize, Error> {
+    let (index, there) = (if let Which::Nth(n) = which { n } else { 0 }, cuda_devices());
+    match index < there {
+        true => Ok(index),
+        false => Err(Error::Input(format!(
+            "device = \"cuda:{index}\" does not answer: there are {there} CUDA devices. Use one that is there, or device = \"flex\""
+        ))),
+    }
 }
 
 /// What `train.precision` means here, refused where a device or this processor lacks it or would be slower with it.
@@ -251,10 +278,7 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
         kind @ (DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal) => gpu::open(kind, spec.which())?,
         #[cfg(feature = "cuda")]
         DeviceKind::Cuda => {
-            let index = match spec.which() {
-                Which::Nth(n) => n,
-                _ => 0,
-            };
+            let index = cuda(spec.which())?;
             let adapter = Some(format!("CUDA device {index}"));
             Opened { device: Device::cuda(index), kind: DeviceKind::Cuda, adapter, largest: u64::MAX }
         }
@@ -265,17 +289,20 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
     if let Some(adapter) = &opened.adapter {
         failure::watch(opened.name());
         tracing::info!(adapter, "device {:?}", opened.kind.name());
+    } else if spec == DeviceSpec::Auto && cfg!(any(feature = "wgpu-unfused", feature = "cuda")) {
+        tracing::info!("device \"auto\": no GPU answers, so flex");
     }
     Ok(opened)
 }
 
-/// The device of a configuration, to look at a run that was trained on it; flex, with a warning, where it is not here.
+/// The device of a run, to look at it; flex, with a warning, where it is not here or cannot hold what looking takes.
 ///
 /// # Errors
 /// [`Error::Input`] for a name that is none.
-pub fn open_to_look(device: &str) -> Result<Device, Error> {
-    let spec: DeviceSpec = device.parse()?;
-    Ok(match open(spec) {
+pub fn open_to_look(config: &config::RunConfig, vocabulary: usize) -> Result<Device, Error> {
+    let spec: DeviceSpec = config.device.parse()?;
+    let fitting = |opened: Opened| fits(config, vocabulary, true, &opened).map(|()| opened);
+    Ok(match open(spec).and_then(fitting) {
         Ok(opened) => opened.device,
         Err(e) => {
             tracing::warn!("{e}; looking at the run on flex");
@@ -322,7 +349,18 @@ pub fn list() -> Vec<Listed> {
             DeviceKind::NdArray => vec![one("deprecated upstream, several times slower than flex".into(), Some("cpu"))],
             #[cfg(feature = "wgpu-unfused")]
             DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal => gpu::list(kind),
-            _ => vec![one("not asked; cuda:0 is the first".into(), None)],
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda => {
+                let named =
+                    |n: usize| Listed { device: format!("cuda:{n}"), ..one("by CUDA".into(), Some("discrete")) };
+                match cuda_devices() {
+                    0 => {
+                        vec![Listed { ready: false, ..one("no device answers (is a driver installed?)".into(), None) }]
+                    }
+                    there => (0..there).map(named).collect(),
+                }
+            }
+            _ => vec![],
         });
     }
     listed
@@ -378,7 +416,9 @@ mod tests {
                 assert_eq!(open(spec).unwrap_err().to_string(), error);
             }
         }
-        for text in ["gpu", "", "wgpu:", "wgpu:x", "wgpu:+1", "wgpu:-1", "flex:0", "cuda:cpu", "wgpu:99999999999999999999999"] {
+        for text in
+            ["gpu", "", "wgpu:", "wgpu:x", "wgpu:+1", "wgpu:-1", "flex:0", "cuda:cpu", "wgpu:99999999999999999999999"]
+        {
             let error = text.parse::<DeviceSpec>().map(|s| format!("{s:?}")).unwrap_err().to_string();
             assert!(error.contains("unknown; expected auto, flex"), "{text}: {error}");
         }
