@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::{Place, RunDir, binary, signal};
+use crate::harness::{Place, RunDir, Said, binary, signal};
 
 fn device() -> String {
     std::env::var("TIEBREAK_TEST_DEVICE").unwrap_or_else(|_| "wgpu:cpu".into())
@@ -202,6 +202,27 @@ fn what_the_device_lacks_is_refused() {
     assert!(place.tree().keys().eq(before.keys()), "nothing was written");
     let said = place.tiebreak(&["devices", "--check", &absent]).expect(2);
     assert!(said.stderr.contains(&absent), "{}", said.stderr);
+}
+
+/// Burn's own default would be the GPU, and panic.
+#[test]
+fn without_an_adapter_auto_is_flex_and_a_named_gpu_is_refused() {
+    let place = Place::new();
+    let without = |args: &[&str]| {
+        let mut command = place.command(binary());
+        Said::of(command.args(args).env("VK_DRIVER_FILES", "/none").env("VK_ICD_FILENAMES", "/none"))
+    };
+    let sets = ["--set", "train.steps=20", "--set"];
+    let run = without(&[&["train", "run.toml", "--out", "out"], &sets[..], &["device=auto"]].concat()).expect(0);
+    assert!(run.stderr.contains("no GPU answers, so flex"), "{}", run.stderr);
+    let run = run.folder(&place);
+    assert_eq!(run.json("env.json")["device"], "flex");
+    let path = run.0.to_str().unwrap();
+    without(&["generate", path, "--prompt", "the", "--max-new-tokens", "3"]).expect(0);
+    without(&["lens", "train", path, "--train-tokens", "256", "--eval-tokens", "256"]).expect(0);
+    let refused = without(&[&["train", "run.toml", "--out", "other"], &sets[..], &["device=wgpu"]].concat()).expect(2);
+    assert!(refused.stderr.contains("does not answer") && !place.path("other").exists(), "{}", refused.stderr);
+    assert!(without(&["devices"]).expect(0).stdout.contains("no adapter answers"));
 }
 
 #[test]

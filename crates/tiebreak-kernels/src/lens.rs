@@ -91,7 +91,7 @@ pub struct LensGradients {
 
 /// KL(final || lens) in nats per token, `[n]` for each of `lenses`: normed states `[n, d]` like `final_nd`.
 pub fn lens_kl(final_nd: &Tensor<2>, lenses: &[Tensor<2>], head: &LogitHead) -> Vec<Tensor<1>> {
-    divergences(final_nd, lenses, head, None, None).into_iter().map(|(kl_n, _)| kl_n).collect()
+    divergences(final_nd, lenses, head, None, &mut None).into_iter().map(|(kl_n, _)| kl_n).collect()
 }
 
 /// The same with gradients. `see` is told the final distribution, row-major `[m, v]`, of m tokens from a first one on, in
@@ -103,7 +103,7 @@ pub fn lens_gradients(
     scale: f64,
     see: &mut dyn FnMut(usize, &[f32]),
 ) -> Vec<LensGradients> {
-    let found = divergences(final_nd, lenses, head, Some(scale), Some(see));
+    let found = divergences(final_nd, lenses, head, Some(scale), &mut Some(see));
     let parts = found.into_iter();
     parts.map(|(kl_n, state_nd)| LensGradients { kl_n, state_nd: state_nd.expect("asked for") }).collect()
 }
@@ -133,9 +133,9 @@ fn divergences(
     lenses: &[Tensor<2>],
     head: &LogitHead,
     scale: Option<f64>,
-    mut see: Option<See>,
+    see: &mut Option<See>,
 ) -> Vec<Divergence> {
-    match native(final_nd, lenses, head, scale.map(|s| s as f32), see.as_deref_mut()) {
+    match native(final_nd, lenses, head, scale.map(|s| s as f32), see) {
         Some(found) => found,
         None => composed(final_nd, lenses, head, scale, see),
     }
@@ -146,14 +146,14 @@ fn composed(
     lenses: &[Tensor<2>],
     head: &LogitHead,
     scale: Option<f64>,
-    mut see: Option<See>,
+    see: &mut Option<See>,
 ) -> Vec<Divergence> {
     let mut found: Vec<(Vec<Tensor<2>>, Vec<Tensor<2>>)> = lenses.iter().map(|_| Default::default()).collect();
     for rows in chunks(final_nd, head) {
         let part = |state_nd: &Tensor<2>| state_nd.clone().slice_dim(0, rows.clone());
         let log_p_mv = activation::log_softmax(head.logits(part(final_nd)), 1);
         let p_mv = log_p_mv.clone().exp();
-        if let Some(see) = &mut see {
+        if let Some(see) = see {
             see(rows.start, &p_mv.to_data().iter::<f32>().collect::<Vec<_>>());
         }
         for (lens_nd, (kl, gradient)) in lenses.iter().zip(&mut found) {
@@ -379,7 +379,7 @@ fn native(
     lenses: &[Tensor<2>],
     head: &LogitHead,
     scale: Option<f32>,
-    mut see: Option<See>,
+    see: &mut Option<See>,
 ) -> Option<Vec<Divergence>> {
     let head = Native::new(head)?;
     let h = plain(final_nd)?;
@@ -395,7 +395,7 @@ fn native(
         let p = &mut p[..m * v];
         let own = head.distribution(matrix(&h).rows(start, m), m, &mut buffer, p);
         let p = &*p;
-        if let Some(see) = &mut see {
+        if let Some(see) = see {
             see(start, p);
         }
         for ((lens, kl), dh) in lenses.iter().zip(&mut kl).zip(&mut dh) {
