@@ -42,7 +42,7 @@ pub struct Reads {
 
 enum Slot {
     Read(Vec<f64>),
-    Waiting(Tensor<2>),
+    Waiting(Box<Tensor<2>>),
 }
 
 /// A sum in [`Reads`] that may not be read yet.
@@ -99,7 +99,7 @@ impl Reads {
         match tensor.clone().try_into_primitive::<burn::backend::Flex>() {
             Ok(_) => self.put(tensor.to_data().iter::<f64>().collect()),
             Err(_) => {
-                self.slots.push(Slot::Waiting(tensor));
+                self.slots.push(Slot::Waiting(Box::new(tensor)));
                 Pending(self.slots.len() - 1)
             }
         }
@@ -113,7 +113,7 @@ impl Reads {
             return;
         }
         let transaction = waiting.iter().fold(Transaction::default(), |transaction, i| match &self.slots[*i] {
-            Slot::Waiting(tensor) => transaction.register(tensor.clone()),
+            Slot::Waiting(tensor) => transaction.register(tensor.as_ref().clone()),
             Slot::Read(_) => transaction,
         });
         for (i, data) in waiting.into_iter().zip(transaction.execute()) {
