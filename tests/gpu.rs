@@ -103,7 +103,7 @@ fn a_run_agrees_with_the_cpu_and_can_be_looked_into() {
         let args = [args, &["--json"]].concat();
         serde_json::from_str(&place.tiebreak(&args).expect(0).stdout).unwrap()
     };
-    let both = ["probe", run, cpu.0.to_str().unwrap(), "--permutations", "2"];
+    let both = ["probe", run, cpu.0.to_str().unwrap(), "--pairs", "all", "--permutations", "2"];
     let pairs = json(&both)["pairs"].as_array().unwrap().clone();
     let cosine = pairs[0]["metrics"]["identity"]["value"].as_f64().unwrap();
     assert!(cosine > 0.999, "the tables of both devices after {}: {cosine}", FEW[1]);
