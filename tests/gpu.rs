@@ -96,7 +96,7 @@ fn a_run_agrees_with_the_cpu_and_can_be_looked_into() {
     }
     let env = gpu.json("env.json");
     assert_eq!(env["device"], kind());
-    assert!(env["adapter"].as_str().unwrap().contains("GPU") && cpu.json("env.json")["adapter"].is_null(), "{env}");
+    assert!(env["adapter"].as_str().unwrap().contains("Vulkan") && cpu.json("env.json")["adapter"].is_null(), "{env}");
 
     let run = gpu.0.to_str().unwrap();
     let json = |args: &[&str]| -> Value {

@@ -358,13 +358,16 @@ impl Fused<4> for NormLinear {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{against_f64, at_every_level, available_kernels, distance, host, matrix, normal, rounded};
+    use crate::testing::{
+        against_f64, at_every_level, available_kernels, distance, host, matrix, normal, one_level, rounded,
+    };
     use burn::tensor::DType;
 
     const SIZES: [[usize; 3]; 5] = [[0, 3, 2], [1, 1, 1], [7, 80, 37], [129, 16, 600], [700, 80, 3]];
 
     #[test]
     fn equals_its_composition_in_f64() {
+        let _level = one_level();
         for [n, i, o] in SIZES {
             let (x, w, r) = (normal([n, i], 1.0), normal([i, o], 1.0), normal([n, o], 1.0));
             against_f64(&[x.clone(), w.clone()], 1e-6, |x| linear(x[0].clone(), &x[1], Precision::F32));
@@ -399,6 +402,7 @@ mod tests {
 
     #[test]
     fn in_bf16_a_left_operand_made_on_the_way_gives_the_bits_of_one_made_before() {
+        let _level = one_level();
         for kernel in available_kernels() {
             let precision = Precision::Bf16(kernel);
             let [n, d, o] = [37, 80, 70];

@@ -1,6 +1,6 @@
 //! Comparison of native kernels with the composition in f64.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -21,10 +21,17 @@ pub(crate) fn rounded(x: f64) -> f64 {
     (x / unit).round_ties_even() * unit
 }
 
+/// Which loops are used is one choice for the process.
+static LEVEL: Mutex<()> = Mutex::new(());
+
+/// For a test that compares bits: until it is dropped no other test changes the loops.
+pub(crate) fn one_level() -> MutexGuard<'static, ()> {
+    LEVEL.lock().unwrap_or_else(|e| e.into_inner())
+}
+
 /// Runs a test with the loops of every instruction set that the processor has.
 pub(crate) fn at_every_level(test: impl Fn()) {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _one = one_level();
     for level in [Level::Avx512, Level::Avx2, Level::Plain] {
         force(Some(level));
         test();

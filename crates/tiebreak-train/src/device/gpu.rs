@@ -39,7 +39,8 @@ impl Adapter {
     /// Name, driver and API.
     fn describe(&self) -> String {
         let driver = [&self.info.driver, &self.info.driver_info].map(|s| s.trim()).join(" ");
-        format!("{}, {} GPU, {:?}, {}", self.info.name.trim(), self.class(), self.api, driver.trim())
+        let what = if self.is_software() { "adapter" } else { "GPU" };
+        format!("{}, {} {what}, {:?}, {}", self.info.name.trim(), self.class(), self.api, driver.trim())
     }
 }
 
