@@ -50,12 +50,17 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     WORKING.fetch_sub(1, Ordering::Relaxed);
     done.unwrap_or_else(|panic| match lock(&GPU).clone() {
         None => resume_unwind(panic),
-        Some(gpu) => Err(failed(&gpu, &lock(&FIRST).take().unwrap_or_else(|| "no message".into()))),
+        Some(gpu) => {
+            let last = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            let last = last.and_then(|text| text.lines().next()).unwrap_or("no message");
+            let first = lock(&FIRST).take().filter(|first| !first.starts_with(last));
+            Err(failed(&gpu, &first.map_or(last.to_owned(), |first| format!("{last}; before that: {first}"))))
+        }
     })
 }
 
-/// Asks a driver that may panic where there is none.
-#[cfg(feature = "cuda")]
+/// Asks a driver that may panic.
+#[cfg(any(feature = "wgpu-unfused", feature = "cuda"))]
 pub(super) fn quietly<T>(ask: impl FnOnce() -> T) -> Option<T> {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -70,7 +75,7 @@ fn failed(gpu: &str, said: &str) -> Error {
         ["out of memory", "out of device memory", "outofmemory", "not enough memory", "can't allocate", "buffertoobig"];
     let advice = match full.iter().any(|words| lower.contains(words)) {
         true => "out of memory: lower train.micro_batch_size, data.context_length or model.d_model",
-        false => "the device failed: the last checkpoint stands, and --resume goes on from it",
+        false => "the device failed; a run goes on from its last checkpoint with --resume",
     };
     Error::Failed(format!("device {gpu}: {advice} ({said})"))
 }

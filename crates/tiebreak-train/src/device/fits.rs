@@ -1,6 +1,7 @@
 //! Whether a device can bind the tensors of a run.
 
 use tiebreak_data::Error;
+use tiebreak_probe::lens::Recipe;
 
 use super::Opened;
 use crate::config::RunConfig;
@@ -37,7 +38,9 @@ struct Needed {
 fn needed(config: &RunConfig, vocabulary: usize, lens: bool) -> Vec<Needed> {
     let model = &config.model;
     let (d, t, b) = (model.d_model, config.data.context_length, config.train.micro_batch_size);
-    let b = if lens { b.max(config.lens.recipe.step_tokens() / t) } else { b };
+    // `lens train` may choose the other recipe.
+    let tokens = Recipe::Converged.step_tokens().max(Recipe::Paper.step_tokens());
+    let b = if lens { b.max(tokens / t) } else { b };
     let widest = (3 * d).max(model.mlp.up_width() * model.d_ff);
     let one = |what, shape: &[usize], lower| Needed { what, shape: shape.to_vec(), lower };
     vec![

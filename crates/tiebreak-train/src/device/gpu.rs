@@ -9,7 +9,7 @@ use burn::tensor::wgpu::{WgpuBackend, wgpu};
 use burn::tensor::{Device, DeviceKind as Selector};
 use tiebreak_data::Error;
 
-use super::{DeviceKind, Listed, Opened, Which};
+use super::{DeviceKind, Listed, Opened, Which, failure};
 
 /// One adapter by one graphics API.
 #[derive(Debug)]
@@ -133,9 +133,12 @@ pub(super) fn open(kind: DeviceKind, which: Which) -> Result<Opened, Error> {
         return Ok(Opened { kind, ..found.clone() });
     }
     let options = Device::wgpu_options().device_kind(adapter.selector.clone()).graphics_api(adapter.api);
-    let (device, setup) = options
-        .init_with_setup()
-        .map_err(|e| Error::Input(format!("device {}: {e}; use another, or device = \"flex\"", adapter.describe())))?;
+    let refused = |e: &dyn std::fmt::Display| {
+        Error::Input(format!("device {}: {e}; use another, or device = \"flex\"", adapter.describe()))
+    };
+    let (device, setup) = failure::quietly(|| options.init_with_setup())
+        .ok_or_else(|| refused(&"its driver failed"))?
+        .map_err(|e| refused(&e))?;
     let limits = setup.device.limits();
     let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
     let found = Opened { device, kind, adapter: Some(adapter.describe()), largest };

@@ -6,6 +6,7 @@ mod fits;
 mod gpu;
 
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use burn::tensor::Device;
 use serde::Serialize;
@@ -173,16 +174,20 @@ impl DeviceSpec {
     }
 }
 
+/// Asked once: whether a GPU answers is known only when it has been brought up.
 fn auto() -> DeviceKind {
-    #[cfg(feature = "wgpu-unfused")]
-    if gpu::open(DeviceKind::Wgpu, Which::Best).is_ok() {
-        return DeviceKind::Wgpu;
-    }
-    #[cfg(feature = "cuda")]
-    if cuda(Which::Best).is_ok() {
-        return DeviceKind::Cuda;
-    }
-    DeviceKind::Flex
+    static FOUND: OnceLock<DeviceKind> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        #[cfg(feature = "wgpu-unfused")]
+        if gpu::open(DeviceKind::Wgpu, Which::Best).is_ok() {
+            return DeviceKind::Wgpu;
+        }
+        #[cfg(feature = "cuda")]
+        if cuda(Which::Best).is_ok() {
+            return DeviceKind::Cuda;
+        }
+        DeviceKind::Flex
+    })
 }
 
 /// How many CUDA devices answer; asking panics where there is no driver.
@@ -199,7 +204,8 @@ fn cuda(which: Which) -> Result<usize, Error> {
     match index < there {
         true => Ok(index),
         false => Err(Error::Input(format!(
-            "device = \"cuda:{index}\" does not answer: there are {there} CUDA devices. Use one that is there, or device = \"flex\""
+            "CUDA device {index} does not answer: there are {there} (without any, is NVIDIA's driver installed?). Use one that is there, or \
+             device = \"flex\""
         ))),
     }
 }
@@ -265,7 +271,7 @@ impl Opened {
     }
 }
 
-/// Opens a device; later kernels take the limits of the one that was opened last for the process's.
+/// Opens a device; the smallest limit of those that a process opened holds for all of it.
 ///
 /// # Errors
 /// [`Error::Input`] for one that the build lacks or that does not answer, naming those that do.
@@ -285,7 +291,7 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
         #[allow(unreachable_patterns)]
         kind => return Err(missing(kind)),
     };
-    tiebreak_kernels::set_largest_tensor(opened.largest);
+    tiebreak_kernels::set_largest_tensor(opened.largest.min(tiebreak_kernels::largest_tensor()));
     if let Some(adapter) = &opened.adapter {
         failure::watch(opened.name());
         tracing::info!(adapter, "device {:?}", opened.kind.name());
@@ -360,6 +366,7 @@ pub fn list() -> Vec<Listed> {
                     there => (0..there).map(named).collect(),
                 }
             }
+            #[allow(unreachable_patterns)]
             _ => vec![],
         });
     }
