@@ -57,7 +57,7 @@ pub struct LensReport {
     pub corpus: String,
     /// Its content, SHA-256.
     pub corpus_hash: String,
-    /// Of the model's final norm, table, bias and logit map.
+    /// Of the parameters of the model's final norm and head, and of its soft cap: [`fingerprint`].
     pub fingerprint: String,
     /// What the translators were trained on: the training split.
     pub training: TrainingReport,

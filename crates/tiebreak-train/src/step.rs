@@ -55,10 +55,10 @@ impl Gradients {
     }
 }
 
-/// The mean of all values of these places.
-fn mean(reads: &Reads, places: &[Pending]) -> f64 {
-    let tokens: usize = places.iter().map(|place| reads.get(*place).len()).sum();
-    places.iter().map(|place| reads.sum(*place)).sum::<f64>() / tokens as f64
+/// The mean over tokens of what was read, by micro-batch.
+fn mean(reads: &Reads, nats: &[Pending]) -> f64 {
+    let tokens: usize = nats.iter().map(|pending| reads.get(*pending).len()).sum();
+    nats.iter().map(|pending| reads.sum(*pending)).sum::<f64>() / tokens as f64
 }
 
 /// Gradients of the formed tables.
