@@ -12,7 +12,8 @@ Measures whole optimiser steps: forward, mean cross-entropy, backward, clip at 1
          --cells N runs every variant in N processes at a time, each on its share of the threads, as a sweep does, and counts the
          tokens per second of all of them; a step's time is then divided by N.
          --device NAME runs ours there (wgpu:0, vulkan:0, cuda:0) and PyTorch on its CUDA device, with and without TF32; peak memory is
-         then the most that nvidia-smi counts on the device beyond what it counted before.
+         then the most that nvidia-smi counts on the device beyond what it counted before. Told to stop (SIGTERM), it reports what it
+         has. --ours-only leaves PyTorch out.
          OPENBLAS_CORETYPE and the like are removed from PyTorch's environment (it says so), for they can choose a slower path.
 Checks   that the first losses agree (f32 to 1e-5, bf16 to 2e-3, relative) and the later ones too (1e-3, 5e-3): both do the same work.
 Prints   medians per variant and, per pair of ours and PyTorch's, the ratio of every round: median and range. --json: one document.
@@ -20,6 +21,7 @@ Prints   medians per variant and, per pair of ours and PyTorch's, the ratio of e
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -209,6 +211,8 @@ def child_on_gpu(command, environment):
             time.sleep(0.1)
         out.seek(0)
         lines = out.read().splitlines()
+    if process.returncode == -signal.SIGTERM:
+        raise Stopped
     if process.returncode:
         sys.exit(f"failed ({process.returncode}): {' '.join(command)}")
     return json.loads(lines[-1]) | dict(peak_rss_mb=None if before is None else peak - before)
@@ -229,55 +233,20 @@ def child(command, environment, cells):
     return runs[0] | total | dict(median_step_ms=step)
 
 
+class Stopped(Exception):
+    """Told to stop."""
+
+
+def stop(*_):
+    raise Stopped
+
+
 def near(found, expected, tolerance):
     return abs(found - expected) <= tolerance * abs(expected)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, help="fills in what is not given below")
-    for name in ["d_model", "layers", "heads", "context", "batch", "vocab"]:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--block", choices=["default", "gpt", "rms"])
-    parser.add_argument("--head", choices=["tied", "untied"], default="tied")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps (default 20)")
-    parser.add_argument("--warmup", type=int, default=4, help="steps before them (default 4)")
-    parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both (default: all)")
-    parser.add_argument("--cells", type=int, default=1, help="processes at a time, as in a sweep (default 1)")
-    parser.add_argument("--torch-python", default=sys.executable, help="a Python with PyTorch (default: this one)")
-    parser.add_argument("--binary", help="a built bench_step (default: build it)")
-    parser.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="ours (default: both)")
-    parser.add_argument("--compile", action="store_true", help="also torch.compile (with --child: only)")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--device", help="of ours, with PyTorch on its CUDA device (default: the CPU for both)")
-    for name in ["--child", "--bf16", "--cuda", "--tf32"]:
-        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--weights", help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    for name, value in (SHAPES[a.shape or "S2"]).items():
-        if getattr(a, name) is None:
-            setattr(a, name, value)
-    if a.child:
-        return torch_child(a)
-
-    binary = a.binary
-    if not binary:
-        build = ["cargo", "build", "--release", "-p", "tiebreak-train", "--example", "bench_step", "--message-format=json"]
-        lines = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        built = [json.loads(line) for line in lines]
-        binary = next(m["executable"] for m in built if m.get("executable") and m["target"]["name"] == "bench_step")
-    if a.device and (a.cells > 1 or a.compile):
-        parser.error("--device goes with neither --cells nor --compile")
-    theirs_are = THEIRS_ON_GPU if a.device else THEIRS
-    a.threads = max(1, a.threads // a.cells)
-    environment = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
-    removed = [name for name in REMOVED if name in environment]
-    theirs = {k: v for k, v in environment.items() if k not in REMOVED} | dict(OMP_NUM_THREADS=str(a.threads))
-    say = (lambda *x: print(*x, file=sys.stderr)) if a.json else print
-    say(f"{a.shape or 'shape'}: " + " ".join(shape_arguments(a)))
-    say(f"{a.cells} at a time, {a.threads} threads each; removed for PyTorch: {', '.join(removed) or 'nothing was set'}")
-    found = {}
+def measure(a, binary, found, theirs_are, environment, theirs, say):
+    """Rounds of every variant, into `found`."""
     with tempfile.TemporaryDirectory() as folder:
         weights = os.path.join(folder, "weights.safetensors")
         for turn in range(a.pairs):
@@ -300,8 +269,66 @@ def main():
                     print(f"{name}: {found[name][-1]['tokens_per_second']:.0f} tokens/s", file=sys.stderr, flush=True)
             say(f"round {turn + 1}: " + ", ".join(f"{name} {runs[-1]['median_step_ms']:.1f} ms" for name, runs in found.items()))
 
-    reference, deviating = found["eager f32"][0], []
-    for name, runs in found.items():
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, help="fills in what is not given below")
+    for name in ["d_model", "layers", "heads", "context", "batch", "vocab"]:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    parser.add_argument("--block", choices=["default", "gpt", "rms"])
+    parser.add_argument("--head", choices=["tied", "untied"], default="tied")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps (default 20)")
+    parser.add_argument("--warmup", type=int, default=4, help="steps before them (default 4)")
+    parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both (default: all)")
+    parser.add_argument("--cells", type=int, default=1, help="processes at a time, as in a sweep (default 1)")
+    parser.add_argument("--torch-python", default=sys.executable, help="a Python with PyTorch (default: this one)")
+    parser.add_argument("--binary", help="a built bench_step (default: build it)")
+    parser.add_argument("--precision", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"], help="ours (default: both)")
+    parser.add_argument("--compile", action="store_true", help="also torch.compile (with --child: only)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", help="of ours, with PyTorch on its CUDA device; needs --binary (default: the CPU for both)")
+    parser.add_argument("--ours-only", action="store_true", help="without PyTorch; needs --device")
+    for name in ["--child", "--bf16", "--cuda", "--tf32"]:
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--weights", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    for name, value in (SHAPES[a.shape or "S2"]).items():
+        if getattr(a, name) is None:
+            setattr(a, name, value)
+    if a.child:
+        return torch_child(a)
+
+    if a.device and (a.cells > 1 or a.compile or not a.binary):
+        parser.error("--device needs --binary, built with the device's feature, and goes with neither --cells nor --compile")
+    if a.ours_only and not a.device:
+        parser.error("--ours-only needs --device")
+    binary = a.binary
+    if not binary:
+        build = ["cargo", "build", "--release", "-p", "tiebreak-train", "--example", "bench_step", "--message-format=json"]
+        lines = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        built = [json.loads(line) for line in lines]
+        binary = next(m["executable"] for m in built if m.get("executable") and m["target"]["name"] == "bench_step")
+    theirs_are = {} if a.ours_only else THEIRS_ON_GPU if a.device else THEIRS
+    a.threads = max(1, a.threads // a.cells)
+    environment = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
+    removed = [name for name in REMOVED if name in environment]
+    theirs = {k: v for k, v in environment.items() if k not in REMOVED} | dict(OMP_NUM_THREADS=str(a.threads))
+    say = (lambda *x: print(*x, file=sys.stderr)) if a.json else print
+    say(f"{a.shape or 'shape'}: " + " ".join(shape_arguments(a)))
+    say(f"{a.cells} at a time, {a.threads} threads each; removed for PyTorch: {', '.join(removed) or 'nothing was set'}")
+    found, stopped = {}, False
+    if a.device:
+        signal.signal(signal.SIGTERM, stop)
+    try:
+        measure(a, binary, found, theirs_are, environment, theirs, say)
+    except Stopped:
+        stopped, found = True, {name: runs for name, runs in found.items() if runs}
+        say("told to stop: this is what there is")
+
+    deviating = []
+    reference = found.get("eager f32", [None])[0]
+    for name, runs in found.items() if reference else []:
         first, later = (2e-3, 5e-3) if "bf16" in name or "tf32" in name else (1e-5, 1e-3)
         for run in runs:
             # Rounding grows with the steps, and a GPU takes more of them.
@@ -318,7 +345,7 @@ def main():
     report = dict(shape={n: getattr(a, n) for n in ["d_model", "layers", "heads", "context", "batch", "vocab", "block", "head"]},
                   threads=a.threads, cells=a.cells, pairs=a.pairs, variants={}, ratios={})
     if a.device:
-        report |= dict(device=a.device, deviating=deviating)
+        report |= dict(device=a.device, deviating=deviating, stopped=stopped)
     for name, runs in found.items():
         keys = ["tokens_per_second", "median_step_ms", "evaluation_tokens_per_second", "peak_rss_mb"]
         report["variants"][name] = {key: round(middle(runs, key), 1) if known(runs, key) else None for key in keys} | dict(products=runs[0]["products"])

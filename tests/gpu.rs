@@ -1,11 +1,10 @@
 //! The same runs on a GPU, or on its software stand-in. TIEBREAK_TEST_DEVICE names the device (default wgpu:cpu); without one the tests
 //! say so and pass, unless TIEBREAK_REQUIRE_ADAPTER is set.
 
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
 
-use crate::harness::{Place, RunDir, Said, binary, signal};
+use crate::harness::{Place, RunDir, Said, binary};
+use crate::reproduce;
 
 fn device() -> String {
     std::env::var("TIEBREAK_TEST_DEVICE").unwrap_or_else(|_| "wgpu:cpu".into())
@@ -78,9 +77,7 @@ fn the_parity_suite_passes() {
 #[test]
 fn a_run_agrees_with_the_cpu_and_can_be_looked_into() {
     let place = Place::new();
-    if answers(&place).is_none() {
-        return;
-    }
+    let Some(listed) = answers(&place) else { return };
     let (gpu, cpu) = (train(&place, "gpu", &device(), &FEW), train(&place, "cpu", "flex", &FEW));
     let table = |run: &RunDir| std::fs::read(run.0.join("tables/step-0.safetensors")).unwrap();
     // The metadata names the run.
@@ -96,7 +93,8 @@ fn a_run_agrees_with_the_cpu_and_can_be_looked_into() {
     }
     let env = gpu.json("env.json");
     assert_eq!(env["device"], kind());
-    assert!(env["adapter"].as_str().unwrap().contains("Vulkan") && cpu.json("env.json")["adapter"].is_null(), "{env}");
+    let api = listed["api"].as_str().unwrap();
+    assert!(env["adapter"].as_str().unwrap().contains(api) && cpu.json("env.json")["adapter"].is_null(), "{env}");
 
     let run = gpu.0.to_str().unwrap();
     let json = |args: &[&str]| -> Value {
@@ -122,7 +120,7 @@ fn a_run_agrees_with_the_cpu_and_can_be_looked_into() {
     }
 }
 
-/// A run that was interrupted on one device goes on with another.
+/// A run that was interrupted on one device goes on with another, where it would have come without that.
 #[test]
 fn a_run_moves_between_devices() {
     let place = Place::new();
@@ -130,50 +128,64 @@ fn a_run_moves_between_devices() {
         return;
     }
     let (gpu, gpu_kind) = (device(), kind());
-    for (out, from, from_kind, to) in
-        [("away", gpu.as_str(), gpu_kind.as_str(), "flex"), ("back", "flex", "flex", &gpu)]
-    {
-        let sets: Vec<String> = set(from).into_iter().chain(["--set".into(), "train.steps=4000".into()]).collect();
-        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
-        let mut child = place.start(out, &sets);
-        let started = Instant::now();
-        while place.started_below(out).is_none_or(|run| run.checkpoints().is_empty()) {
-            assert!(started.elapsed() < Duration::from_secs(300), "no checkpoint after five minutes");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        signal(&child, libc::SIGTERM);
-        assert_eq!(child.wait().unwrap().code(), Some(130));
-        let begun = place.run_below(out);
-        let step = *begun.checkpoints().last().unwrap();
+    for (out, from, from_kind, to, to_kind) in [
+        ("away", gpu.as_str(), gpu_kind.as_str(), "flex", "flex"),
+        ("back", "flex", "flex", gpu.as_str(), gpu_kind.as_str()),
+    ] {
+        let sets = ["--set", "train.steps=14"];
+        let run = train(&place, out, from, &sets);
+        let whole = run.metrics();
+        // As it was when step 7 was saved and a signal came.
+        assert_eq!(run.checkpoints(), [7, 14]);
+        std::fs::remove_dir_all(run.0.join("checkpoints/step-14")).unwrap();
+        let mut status = run.json("status.json");
+        (status["state"], status["step"]) = ("interrupted".into(), 7.into());
+        std::fs::write(run.0.join("status.json"), status.to_string()).unwrap();
 
-        let goes_on = |more: &[&str]| {
-            let device = format!("device={to}");
-            place.train(out, &[&["--set", "train.steps=4000", "--set", &device, "--resume"], more].concat())
+        let goes_on = |device: &str, more: &[&str]| {
+            let device = set(device);
+            let device: Vec<&str> = device.iter().map(String::as_str).collect();
+            place.train(out, &[&sets[..], &device, &["--resume"], more].concat())
         };
-        let lost = goes_on(&["--begun-on", "metal"]).expect(2);
+        let lost = goes_on(to, &["--begun-on", "metal"]).expect(2);
         assert!(lost.stderr.contains("--begun-on metal") && lost.stderr.contains("no run"), "{}", lost.stderr);
-        // 4000 steps are too many for a test; it is interrupted again, further on.
-        let device = format!("device={to}");
-        let more = ["--set", "train.steps=4000", "--set", &device, "--resume", "--begun-on", from_kind];
-        let mut child = place.start(out, &more);
-        let started = Instant::now();
-        while begun.checkpoints().last().is_none_or(|last| *last <= step) {
-            assert!(started.elapsed() < Duration::from_secs(300), "no further checkpoint after five minutes");
-            if let Some(status) = child.try_wait().unwrap() {
-                panic!("{out}: {status}, {}", goes_on(&["--begun-on", from_kind]).stderr);
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        // "auto" is no software adapter, so it stands for flex here, unless the device is a real GPU.
+        if from != "flex" && from.ends_with(":cpu") {
+            let anew = goes_on("auto", &[]).expect(2);
+            let parts = ["interrupted, step 7", &format!("--begun-on {from_kind}"), "\"auto\" is flex"];
+            assert!(parts.iter().all(|part| anew.stderr.contains(part)), "{}", anew.stderr);
         }
-        signal(&child, libc::SIGTERM);
-        assert_eq!(child.wait().unwrap().code(), Some(130));
-        begun.check_tidy();
-        let env = begun.json("env.json");
+        goes_on(to, &["--begun-on", from_kind]).expect(0);
+        run.check_tidy();
+        assert_eq!(run.state(), "complete");
+        let found = run.metrics();
+        let tags = |metrics: &[(u64, String, f64)]| metrics.iter().map(|(s, t, _)| (*s, t.clone())).collect::<Vec<_>>();
+        assert_eq!(tags(&found), tags(&whole), "{out}");
+        for ((step, tag, found), (_, _, expected)) in found.iter().zip(&whole) {
+            let what = format!("{out}: {tag} at {step}");
+            match tag.as_str() {
+                "train/tokens_per_second" => {}
+                "train/lr" | "train/epoch" => assert_eq!(found, expected, "{what}"),
+                _ if *step <= 7 => assert_eq!(found, expected, "{what}"),
+                "train/loss"
+                | "train/grad_norm"
+                | "eval/loss"
+                | "grad/input_norm"
+                | "grad/output_norm"
+                | "update/output_signed_share" => close(&what, *found, *expected, 1e-3),
+                _ => {}
+            }
+        }
+        let env = run.json("env.json");
         assert_eq!(env["device"], from_kind, "{env}");
-        let products = |start: usize| env["starts"][start]["products"].as_str().unwrap().to_owned();
-        assert!(env["starts"].as_array().unwrap().len() == 2 && products(0) != products(1), "{env}");
-        let losses: Vec<f64> =
-            begun.metrics().into_iter().filter(|(_, tag, _)| tag == "train/loss").map(|(_, _, loss)| loss).collect();
-        assert!(losses.len() as u64 > step && losses.windows(2).all(|w| (w[0] - w[1]).abs() < 1.5), "{losses:?}");
+        let starts = env["starts"].as_array().unwrap();
+        assert_eq!((starts.len(), &starts[1]["from_step"]), (2, &7.into()), "{env}");
+        for (start, kind) in starts.iter().zip([from_kind, to_kind]) {
+            assert_eq!(start["device"], kind, "{env}");
+            assert_eq!(start["adapter"].is_null(), kind == "flex", "{env}");
+            assert_eq!(start["products"].as_str().unwrap().contains(kind), kind != "flex", "{env}");
+        }
+        assert_eq!(env["adapter"], starts[0]["adapter"], "{env}");
     }
 }
 
@@ -228,9 +240,7 @@ fn without_an_adapter_auto_is_flex_and_a_named_gpu_is_refused() {
 #[test]
 fn a_sweep_runs_one_cell_at_a_time() {
     let place = Place::new();
-    if answers(&place).is_none() {
-        return;
-    }
+    let Some(listed) = answers(&place) else { return };
     place.write(
         "sweep.toml",
         "[sweep]\nname = \"s\"\nbase = \"run.toml\"\nseeds = [0]\nbaseline = \"tied\"\nmetric = \"eval/ppl\"\n\
@@ -246,6 +256,29 @@ fn a_sweep_runs_one_cell_at_a_time() {
     let before = place.tree();
     let refused = place.tiebreak(&["sweep", "sweep.toml", "--set", &absent, "--out", "other"]).expect(2);
     assert!(refused.stderr.contains("does not answer"), "{}", refused.stderr);
+    let wide = format!("model.d_model={}", 4 * (listed["largest_tensor_bytes"].as_u64().unwrap() / 4 / 300 / 4 + 1));
+    let sets = ["--set", &device, "--set", &wide, "--out", "other"];
+    let refused = place.tiebreak(&[&["sweep", "sweep.toml"], &sets[..]].concat()).expect(2);
+    assert!(refused.stderr.contains("arm \"tied\"") && refused.stderr.contains("MiB more than"), "{}", refused.stderr);
     assert!(place.tree().keys().eq(before.keys()), "nothing was written");
-    assert!(binary().exists());
+}
+
+/// Runs and lenses of an experiment.
+#[test]
+fn an_experiment_is_reproduced() {
+    let place = reproduce::place();
+    if answers(&place).is_none() {
+        return;
+    }
+    place.write("experiments/quick.toml", "seeds = 1\n[set]\nmodel.n_layers = 1\n[grid]\n\"optim.lr\" = [3e-3]\n");
+    let absent = format!("{}:77", kind());
+    let args = ["reproduce", "--scale", "quick", "--only", "2_tuned_lens", "--out", "out", "--device"];
+    let refused = place.tiebreak(&[&args[..], &[&absent]].concat()).expect(2);
+    assert!(refused.stderr.contains("does not answer") && !place.path("out").exists(), "{}", refused.stderr);
+    place.tiebreak(&[&args[..], &[&device()]].concat()).expect(0);
+    let runs = std::fs::read_dir(place.path("out/runs")).unwrap().map(|e| RunDir(e.unwrap().path()));
+    let runs: Vec<RunDir> = runs.filter(|run| run.0.join("env.json").exists()).collect();
+    assert!(runs.iter().all(|run| run.json("env.json")["device"] == kind()), "{runs:?}");
+    let lenses = |run: &&RunDir| run.0.join("probes/lens-step-12-converged.json").exists();
+    assert_eq!((runs.len(), runs.iter().filter(lenses).count()), (4, 2), "{runs:?}");
 }

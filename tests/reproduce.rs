@@ -38,7 +38,7 @@ keep = 1
 "#;
 
 /// A working directory with the project's experiments, three seeds of tiny models.
-fn place() -> Place {
+pub fn place() -> Place {
     let place = Place::new();
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../experiments");
     for (path, bytes) in tree(&project) {

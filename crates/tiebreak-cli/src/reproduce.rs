@@ -16,6 +16,9 @@ pub struct Reproduce {
     /// An experiment's name (its folder's); may be repeated or joined with commas [default: all].
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Device of all runs [default: as the experiments' files say, which is auto].
+    #[arg(long)]
+    device: Option<String>,
     /// Folder of runs and results [default: runs/reproduce-SCALE].
     #[arg(long)]
     out: Option<PathBuf>,
@@ -41,6 +44,6 @@ impl Reproduce {
         };
         let out = self.out.unwrap_or_else(|| PathBuf::from(format!("runs/reproduce-{}", scale.name())));
         let launch = LaunchOptions { jobs: self.jobs, ..launch };
-        tiebreak_report::reproduce(&Options { scale, only: self.only, out, launch })
+        tiebreak_report::reproduce(&Options { scale, only: self.only, device: self.device, out, launch })
     }
 }

@@ -8,6 +8,7 @@ pub use tiebreak_probe::lens::points;
 use tiebreak_probe::lens::{Ended, Recipe, Summary};
 use tiebreak_sweep::statistics::mean;
 use tiebreak_train::config::LensConfig;
+use tiebreak_train::device::{DeviceKind, DeviceSpec, caught};
 use tiebreak_train::lens::{LensJob, LensReport, train_lens};
 use tiebreak_train::{Error, TrainedModel};
 
@@ -92,12 +93,12 @@ pub fn missing(runs: &Runs, recipe: Recipe) -> Result<Vec<String>, Error> {
     Ok(missing)
 }
 
-/// Trains the lenses that are missing or were trained otherwise, `at_once` at a time on one thread each, seed by seed. Gives what
-/// failed, a line each.
+/// Trains the lenses that are missing or were trained otherwise, `at_once` at a time on one thread each (by default one for each core; on a
+/// GPU one), seed by seed. Gives what failed, a line each.
 ///
 /// # Errors
 /// [`Halt::Interrupted`] if `stop` is set meanwhile; [`Halt::Error`] as [`lens`].
-pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<String, Halt> {
+pub fn train(runs: &Runs, at_once: Option<usize>, stop: &AtomicBool) -> Result<String, Halt> {
     let mut jobs: Vec<(u64, &Run, Recipe)> = Vec::new();
     for (run, recipe) in
         ARMS.iter().flat_map(|arm| runs.of(arm)).flat_map(|run| [(run, Recipe::Converged), (run, Recipe::Paper)])
@@ -107,6 +108,11 @@ pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<String, H
         }
     }
     jobs.sort_by_key(|(seed, ..)| *seed);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let on_gpu = |run: &Run| {
+        run.kept.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).is_ok_and(DeviceKind::is_gpu)
+    };
+    let at_once = at_once.unwrap_or(if jobs.iter().any(|(_, run, _)| on_gpu(run)) { 1 } else { cores });
     let jobs: Vec<(PathBuf, Recipe)> =
         jobs.into_iter().map(|(_, run, recipe)| (run.kept.folder.0.clone(), recipe)).collect();
     if jobs.is_empty() {
@@ -118,12 +124,14 @@ pub fn train(runs: &Runs, at_once: usize, stop: &AtomicBool) -> Result<String, H
     std::thread::scope(|scope| {
         for _ in 0..at_once.min(jobs.len()) {
             scope.spawn(|| {
+                // One thread for all of them, for a GPU keeps a queue of work for each.
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+                let pool = pool.map_err(|e| format!("a thread cannot be started: {e}"));
                 while let Some((folder, recipe)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !give_up())
                 {
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-                    let done = match pool {
-                        Ok(pool) => pool.install(|| one(folder, *recipe, &give_up)),
-                        Err(e) => Err(Error::Failed(format!("a thread cannot be started: {e}"))),
+                    let done = match &pool {
+                        Ok(pool) => pool.install(|| caught(|| one(folder, *recipe, &give_up))),
+                        Err(e) => Err(Error::Failed(e.clone())),
                     };
                     match (done, failed.lock()) {
                         (Err(e), Ok(mut failed)) => {

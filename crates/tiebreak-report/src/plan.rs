@@ -133,18 +133,18 @@ pub fn check_names(only: &[String]) -> Result<(), Error> {
 
 impl Plan {
     /// Reads the experiments' files: those of `experiments/` in the working directory, else those compiled in, which are
-    /// written into `out` first. `only`: names of the chosen experiments; none: all.
+    /// written into `out` first. `only`: names of the chosen experiments; none: all. `device`: in place of the files'.
     ///
     /// # Errors
     /// [`Error::Input`] for a name that is no experiment and for whatever a sweep refuses.
-    pub fn load(scale: Scale, only: &[String], out: &Path) -> Result<Self, Error> {
+    pub fn load(scale: Scale, only: &[String], device: Option<&str>, out: &Path) -> Result<Self, Error> {
         let here = Path::new(FOLDER);
         let folder = if here.join("base.toml").is_file() { here.to_path_buf() } else { unpack(out)? };
-        Self::read(scale, only, &folder)
+        Self::read(scale, only, device, &folder)
     }
 
-    fn read(scale: Scale, only: &[String], folder: &Path) -> Result<Self, Error> {
-        let quick = match scale {
+    fn read(scale: Scale, only: &[String], device: Option<&str>, folder: &Path) -> Result<Self, Error> {
+        let mut quick: Quick = match scale {
             Scale::Full => Quick { seeds: usize::MAX, ..Quick::default() },
             Scale::Quick => {
                 let path = folder.join("quick.toml");
@@ -153,6 +153,9 @@ impl Plan {
                 Value::Table(read_table(&path)?).try_into().map_err(wrong)?
             }
         };
+        if let Some(device) = device {
+            quick.set.insert("device".into(), device.into());
+        }
         let mut experiments = Vec::new();
         for name in EXPERIMENTS {
             let cells = cells(&folder.join(name).join("sweep.toml"), &quick)?;
@@ -269,7 +272,7 @@ mod tests {
     fn compiled_in(scale: Scale, only: &[&str]) -> Plan {
         let dir = tempfile::tempdir().unwrap();
         let folder = unpack(dir.path()).unwrap();
-        Plan::read(scale, &only.iter().map(|s| s.to_string()).collect::<Vec<_>>(), &folder).unwrap()
+        Plan::read(scale, &only.iter().map(|s| s.to_string()).collect::<Vec<_>>(), None, &folder).unwrap()
     }
 
     fn seeds(plan: &Plan, experiment: &str, cell: &str) -> Vec<u64> {

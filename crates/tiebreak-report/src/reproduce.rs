@@ -7,6 +7,7 @@ use serde::Serialize;
 use tiebreak_data::Lock;
 use tiebreak_sweep::{CellsOutcome, LaunchOptions, train_cells};
 use tiebreak_train::Error;
+use tiebreak_train::device::DeviceSpec;
 use tiebreak_train::folder::RunFolder;
 use tiebreak_train::track::{TensorBoard, Tracker};
 
@@ -27,6 +28,8 @@ pub struct Options {
     pub scale: Scale,
     /// Names of experiments; none: all.
     pub only: Vec<String>,
+    /// Where the runs are trained; `None`: as the experiments' files say.
+    pub device: Option<String>,
     /// Folder of everything that is written.
     pub out: PathBuf,
     /// How runs are started.
@@ -100,12 +103,17 @@ fn steps(options: &Options) -> Result<String, Halt> {
         let way = "run from another folder for those that are compiled in, or give it a base.toml";
         return Err(Error::Input(format!("{FOLDER}/ in the working directory {what}; {way}")).into());
     }
+    if let Some(device) = &options.device {
+        let spec = device.parse::<DeviceSpec>()?;
+        // What is complete needs no device.
+        if out.exists() { spec.kind().map(|_| ()) } else { spec.present().map(|_| ()) }?;
+    }
     let unusable = |e: &dyn std::fmt::Display| Error::Input(format!("--out {}: {e}", out.display()));
     std::fs::create_dir_all(out).map_err(|e| unusable(&e))?;
     let lock = Lock::try_acquire(&out.join("reproduce.lock")).map_err(|e| unusable(&e))?;
     let _lock = lock.ok_or_else(|| unusable(&"another process reproduces into it"))?;
     let pilot = Pilot::read(out, options.scale)?;
-    let plan = Plan::load(options.scale, &options.only, out)?;
+    let plan = Plan::load(options.scale, &options.only, options.device.as_deref(), out)?;
     let claims = published::claims(&plan.published)?;
     claims::check(&claims)?;
     let runs = out.join("runs");
@@ -123,8 +131,7 @@ fn steps(options: &Options) -> Result<String, Halt> {
     }
     let runs = Runs::find(&plan, &members)?;
     if plan.experiments.iter().any(|e| e.chosen && e.name == LENSES) {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        failures += &lens::train(&runs, options.launch.jobs.unwrap_or(cores), &options.launch.stop)?;
+        failures += &lens::train(&runs, options.launch.jobs, &options.launch.stop)?;
     }
     let text = match write(options, &plan, &pilot, &runs, &claims) {
         Err(_) if options.launch.stop.load(Ordering::Relaxed) => return Err(Halt::Interrupted),
@@ -200,8 +207,9 @@ fn commands(options: &Options) -> Result<Vec<String>, Error> {
     };
     let only: String = options.only.iter().map(|name| format!(" --only {name}")).collect();
     let jobs = options.launch.jobs.map(|jobs| format!(" --jobs {jobs}")).unwrap_or_default();
+    let device = options.device.as_ref().map(|device| format!(" --device {device}")).unwrap_or_default();
     let scale = options.scale.name();
-    let command = format!("tiebreak reproduce --scale {scale}{only}{jobs} --out {}", options.out.display());
+    let command = format!("tiebreak reproduce --scale {scale}{only}{device}{jobs} --out {}", options.out.display());
     if !all.contains(&command) {
         all.push(command);
         results::write_json(&path, &all)?;

@@ -1,6 +1,7 @@
 //! Arms over seeds: mean, spread, and the difference to a baseline paired by seed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -187,10 +188,14 @@ impl Arms {
     }
 
     fn add(&mut self, runs: Vec<Run>, allow_mixed: bool) -> Result<(), Error> {
-        let mut steps: BTreeMap<u64, String> = BTreeMap::new();
+        let (mut steps, mut devices) = (BTreeMap::new(), BTreeMap::new());
         for run in self.once(runs) {
             let name = run.config.name.clone();
             steps.entry(run.config.train.steps).or_insert_with(|| name.clone());
+            // Without a record the device is not known: "auto" is none.
+            if run.data.is_some() {
+                devices.entry(run.config.device.clone()).or_insert_with(|| name.clone());
+            }
             let arm = self.of(&name);
             let problem = mixed(&arm.runs, &run);
             match run.state {
@@ -210,10 +215,8 @@ impl Arms {
                 self.warnings.push(format!("{problem}; all its runs are taken together"));
             }
         }
-        if steps.len() > 1 {
-            let list: Vec<String> = steps.iter().map(|(steps, arm)| format!("{arm:?} {steps}")).collect();
-            self.warnings.push(format!("runs differ in train.steps: {}", list.join(", ")));
-        }
+        self.warnings.extend(told_apart("train.steps", &steps));
+        self.warnings.extend(told_apart("kind of device", &devices));
         Ok(())
     }
 
@@ -308,6 +311,12 @@ impl Arms {
             "runs differ in corpus or tokenizer: values per token cannot be compared (eval/bits_per_byte can, on one corpus)".into()
         })
     }
+}
+
+/// Says that runs differ in something, with an arm for each value.
+fn told_apart<T: Display>(what: &str, values: &BTreeMap<T, String>) -> Option<String> {
+    let list: Vec<String> = values.iter().map(|(value, arm)| format!("{arm:?} {value}")).collect();
+    (list.len() > 1).then(|| format!("runs differ in {what}: {}", list.join(", ")))
 }
 
 /// Why `run` is no repetition of the arm's other runs.
@@ -627,16 +636,33 @@ mod tests {
         assert_eq!(versus.mean_difference, Some(2.5));
     }
 
-    #[test]
-    fn a_fallback_corpus_is_told_loudly() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = run(dir.path(), "tied", 0, "complete", 2.0, "");
+    fn record(folder: &Path, device: &str) {
         let split = json!({ "documents": 1, "bytes": 1, "tokens": 1 });
-        let env = json!({ "parameters": { "unique": 7 }, "device": "flex", "data": {
+        let env = json!({ "parameters": { "unique": 7 }, "device": device, "data": {
             "corpus": "synthetic", "fallback_reason": "no network", "corpus_hash": "a", "tokenizer": "bytes", "tokenizer_hash": "b",
             "vocabulary": 257, "train": split, "validation": split, "exact_duplicates": 0, "near_duplicates_across_split": 0,
             "warnings": [] } });
         std::fs::write(folder.join("env.json"), env.to_string()).unwrap();
+    }
+
+    #[test]
+    fn arms_of_two_kinds_of_device_are_told_and_one_arm_of_two_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        record(&run(dir.path(), "tied", 0, "complete", 2.0, ""), "flex");
+        record(&run(dir.path(), "untied", 0, "complete", 3.0, ""), "wgpu");
+        // No record, no device.
+        run(dir.path(), "untied", 1, "failed", 3.0, "");
+        let warnings = compare(&options(dir.path())).unwrap().warnings;
+        assert_eq!(warnings, ["runs differ in kind of device: \"tied\" flex, \"untied\" wgpu"]);
+        record(&run(dir.path(), "untied", 2, "complete", 3.0, ""), "flex");
+        let error = refused(&options(dir.path()));
+        assert!(error.contains("two configurations") && error.contains("device (wgpu and flex)"), "{error}");
+    }
+
+    #[test]
+    fn a_fallback_corpus_is_told_loudly() {
+        let dir = tempfile::tempdir().unwrap();
+        record(&run(dir.path(), "tied", 0, "complete", 2.0, ""), "flex");
         let result = compare(&options(dir.path())).unwrap();
         assert!(result.note.as_ref().unwrap().contains("no network"));
         assert_eq!((result.arms[0].parameters, result.arms[0].corpus.as_deref()), (Some(7), Some("synthetic")));

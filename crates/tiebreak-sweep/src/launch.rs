@@ -12,6 +12,7 @@ use serde::Deserialize;
 use tiebreak_data::{FORCED_FALLBACK, write_atomic};
 use tiebreak_train::Error;
 use tiebreak_train::config::RunConfig;
+use tiebreak_train::device::DeviceSpec;
 use tiebreak_train::folder::RunState;
 
 use crate::plan::Planned;
@@ -193,7 +194,9 @@ impl<'a> Task<'a> {
     fn new(planned: &'a Planned<'a>, sweep_folder: &Path, threads: usize, step: u64) -> Result<Self, Error> {
         let file = |extension: &str| sweep_folder.join("cells").join(format!("{}.{extension}", planned.folder_name()));
         let (path, cell) = (file("toml"), &planned.cell.loaded.config);
-        let config = RunConfig { threads: if cell.threads > 0 { cell.threads } else { threads }, ..cell.clone() };
+        let threads = if cell.threads > 0 { cell.threads } else { threads };
+        // What "auto" is here, the cell must not decide for itself: its folder follows from it.
+        let config = RunConfig { threads, device: cell.device.parse::<DeviceSpec>()?.name()?, ..cell.clone() };
         let text = toml::to_string(&config).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))?;
         write_atomic(&path, text.as_bytes())?;
         Ok(Self { planned, config: path, log: file("log"), step })

@@ -265,14 +265,14 @@ fn occupy(folder: &Path) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// Refuses cells that are left to do on a device that does not answer.
+/// Refuses cells that are left to do on a device that does not answer or cannot hold them.
 fn present(planned: &[Planned]) -> Result<(), Error> {
-    let mut asked: Vec<&str> = Vec::new();
     for cell in planned {
-        let device = &cell.cell.loaded.config.device;
-        if !asked.contains(&device.as_str()) && !done(cell)? {
-            device.parse::<DeviceSpec>()?.present().map_err(|e| e.at(format_args!("arm {:?}", cell.cell.name)))?;
-            asked.push(device);
+        let config = &cell.cell.loaded.config;
+        if !done(cell)? {
+            let there = config.device.parse::<DeviceSpec>()?.present();
+            let fits = |there| device::fits(config, cell.info.vocabulary, config.lens.after_training, &there);
+            there.and_then(fits).map_err(|e| e.at(format_args!("arm {:?}", cell.cell.name)))?;
         }
     }
     Ok(())

@@ -266,7 +266,7 @@ fn bench(opened: &Opened) -> Result<(), Error> {
             "evaluation_tokens_per_second": (batch * context) as f64 / median(evaluation) * 1e3,
             "peak_rss_mb": peak.and_then(|kib| kib.parse::<f64>().ok()).map(|kib| kib / 1024.0),
             "losses": all.iter().map(|t| t.loss).collect::<Vec<_>>(),
-            "products": precision.describe(),
+            "products": opened.products(precision),
             "device": opened.name(),
             "threads": rayon::current_num_threads(),
             "head": head.mode_name(),

@@ -18,11 +18,17 @@ pub struct CachedDecoder<'a> {
     cache: Cache,
 }
 
+impl<'a> CachedDecoder<'a> {
+    /// A decoder that has read nothing.
+    pub fn new(model: Probed<'a>) -> Self {
+        Self { input_vd: model.input_vd(), head: model.head(), cache: model.model.trunk.cache(), model }
+    }
+}
+
 impl<D> TrainedModel<D> {
     /// A decoder that has read nothing.
     pub fn decoder(&self) -> CachedDecoder<'_> {
-        let model = self.probed();
-        CachedDecoder { input_vd: model.input_vd(), head: model.head(), model, cache: self.model.trunk.cache() }
+        CachedDecoder::new(self.probed())
     }
 }
 

@@ -8,14 +8,14 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tiebreak_data::{
-    Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare, seen_deciles,
-    window_count, write_atomic,
+    DataInfo, Error, Prepared, Sampler, Shard, by_rank, evaluation_windows, frequencies, loss_deciles, prepare,
+    seen_deciles, window_count, write_atomic,
 };
 use tiebreak_kernels::{Precision, squares};
 use tiebreak_model::{Model, Placement, Vocabulary};
 
 use crate::checkpoint;
-use crate::config::{RunConfig, identity, read_table, run_folder_name};
+use crate::config::{RunConfig, identity, plain_name, read_table, run_folder_name};
 use crate::device::{self, DeviceKind, DeviceSpec, Opened};
 use crate::evaluate::{TargetInfo, evaluate};
 use crate::folder::{RunFolder, RunState, Status};
@@ -67,7 +67,11 @@ struct Recorded {
 struct Start {
     from_step: u64,
     threads: usize,
-    /// Arithmetic of the step: [`Precision::describe`], on a GPU its name.
+    #[serde(default)]
+    device: String,
+    #[serde(default)]
+    adapter: Option<String>,
+    /// Arithmetic of the step: [`Opened::products`].
     #[serde(default)]
     products: String,
     command: Vec<String>,
@@ -105,8 +109,8 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     if options.out.exists() && !options.out.is_dir() {
         return Err(Error::Input(format!("--out {out}: this is a file; choose a folder")));
     }
-    if !options.out.exists() {
-        // Before the data take their time. Where there are runs, one of them may be complete, which needs no device.
+    if !may_be_there(config, options.out) {
+        // Before the data take their time. A complete run needs no device.
         spec.present()?;
     }
     let data = prepare(&config.data)?;
@@ -124,6 +128,9 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
             begun_on.name(),
             folder.0.display()
         )));
+    }
+    if there.is_none() && options.resume && spec == DeviceSpec::Auto {
+        check_other_devices(config, &data.info, kind, options.out)?;
     }
     if let Some(status) = there {
         if status.state == RunState::Complete {
@@ -145,7 +152,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
     let begun = || device::begun_with(&recorded(&folder).starts.first()?.products);
     let precision = precision.or_else(|refused| begun().filter(|_| kind == DeviceKind::Flex).ok_or(refused))?;
     let opened = device::open(spec)?;
-    device::fits(config, data.tokenizer.vocabulary(), config.lens.after_training, &opened)?;
+    device::fits(config, data.tokenizer.vocabulary(), config.lens.after_training, &opened.present())?;
     let threads = threads(config, &folder);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::Failed(format!("threads = {threads}: cannot start them: {e}")))?;
@@ -195,6 +202,34 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
 
 fn state_name(state: RunState) -> String {
     format!("{state:?}").to_lowercase()
+}
+
+/// Whether the folder holds something by the name of this run.
+fn may_be_there(config: &RunConfig, out: &Path) -> bool {
+    let begins = format!("{}-s{}-", plain_name(&config.name), config.seed);
+    let entries = std::fs::read_dir(out).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(&begins))
+}
+
+/// Refuses to begin anew what began on another device: "auto" is now this one, now that.
+fn check_other_devices(config: &RunConfig, info: &DataInfo, kind: DeviceKind, out: &Path) -> Result<(), Error> {
+    for other in DeviceKind::ALL.into_iter().filter(|other| *other != kind) {
+        let identity = identity(config, info, other);
+        let folder = RunFolder(out.join(run_folder_name(config, &identity)));
+        let unfinished = |status: &Status| matches!(status.state, RunState::Interrupted | RunState::Failed);
+        if let Some(status) = check_owner(config, &folder, &identity)?.filter(unfinished) {
+            return Err(Error::Input(format!(
+                "{}: an unfinished run of this configuration ({}, step {}) that began on {other}, and device = \"auto\" is {} now; go on \
+                 with --begun-on {other}, or name the device to begin anew",
+                folder.0.display(),
+                state_name(status.state),
+                status.step,
+                kind.name(),
+                other = other.name(),
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The folder's status, refused if the folder belongs to something else.
@@ -503,10 +538,7 @@ impl Run<'_> {
 
     fn write_records(&self, step: u64) -> Result<(), Error> {
         let mut starts = recorded(self.folder).starts;
-        let products = match self.opened.kind.is_gpu() {
-            true => format!("{} on {}", self.precision.describe(), self.opened.name()),
-            false => self.precision.describe(),
-        };
+        let products = self.opened.products(self.precision);
         tracing::info!(threads = self.threads, products, "training from step {step}");
         if let Some(before) = starts.last().filter(|s| !s.products.is_empty() && s.products != products) {
             tracing::warn!(
@@ -515,7 +547,9 @@ impl Run<'_> {
             );
         }
         let command = std::env::args().collect();
-        starts.push(Start { from_step: step, threads: self.threads, products: products.clone(), command });
+        let (device, adapter) = (self.opened.kind.name().into(), self.opened.adapter.clone());
+        let products_now = products.clone();
+        starts.push(Start { from_step: step, threads: self.threads, device, adapter, products: products_now, command });
         let text = toml::to_string(self.config).map_err(|e| Error::Failed(format!("config.toml: {e}")))?;
         write_atomic(&self.folder.config(), text.as_bytes())?;
         if let Some(json) = self.data.tokenizer.json() {
@@ -526,7 +560,7 @@ impl Run<'_> {
             "burn": BURN_VERSION,
             "identity": self.identity,
             "device": self.begun_on.name(),
-            "adapter": self.opened.adapter,
+            "adapter": starts[0].adapter,
             "threads": self.threads,
             "products": products,
             "cpu": cpu_name(),

@@ -4,7 +4,7 @@
 //! loss, dL/dh and G_out off the tape, and the trunk's backward pass starts from dL/dh.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use tiebreak_kernels::{Moved, Moving, Pending, Precision, Reads, RowProducts, inject, row_products};
+use tiebreak_kernels::{Moved, Moving, Pending, PendingRows, Precision, Reads, inject};
 use tiebreak_model::Model;
 use tiebreak_model::interface::{Head, Role, Sides, Table, TableGradient, TablesGradient};
 
@@ -204,8 +204,8 @@ pub fn update(
     let factors = config.intervene.factors(step, &mut memory.intervene, shared().next().is_some(), || {
         match config.intervene.learned {
             // Two objectives over the parameters that they share.
-            true => shared().filter_map(|s| Some(products(s.input.as_ref()?, s.output.as_ref()?))).sum(),
-            false => products(&needed().input_vd, &needed().output_vd),
+            true => products(shared().filter_map(|s| Some((s.input.as_ref()?, s.output.as_ref()?)))),
+            false => products(std::iter::once((&needed().input_vd, &needed().output_vd))),
         }
     });
     let measured = with_provenance.then(|| {
@@ -294,10 +294,17 @@ pub fn update(
     Update { loss, norm, clip_factor, lr, table_lr, factors, auxiliary, provenance, nonfinite }
 }
 
-fn products(a: &Tensor<2>, b: &Tensor<2>) -> Products {
-    let RowProducts { aa, bb, ab } = row_products(a, b);
-    let [input, output, dot] = [aa, bb, ab].map(|rows| rows.iter().sum::<f64>());
-    Products { input, output, dot }
+/// Of pairs of sides together.
+fn products<'a>(pairs: impl Iterator<Item = (&'a Tensor<2>, &'a Tensor<2>)>) -> Products {
+    let mut reads = Reads::default();
+    let places: Vec<PendingRows> = pairs.map(|(input, output)| reads.row_products(input, output)).collect();
+    reads.execute();
+    let sums = places.into_iter().map(|place| {
+        let rows = reads.rows(place);
+        let [input, output, dot] = [rows.aa, rows.bb, rows.ab].map(|rows| rows.iter().sum::<f64>());
+        Products { input, output, dot }
+    });
+    sums.sum()
 }
 
 fn scale(sides: Sides, factors: Factors) -> Sides {

@@ -9,7 +9,8 @@ use burn::tensor::{Int, Tensor, TensorData};
 use faer::{Mat, Scale};
 use serde::{Deserialize, Serialize};
 use tiebreak_kernels::{
-    AdamWStep, LogitHead, Precision, adamw, inject, lens_gradients, lens_kl, linear, linear_add, squares,
+    AdamWStep, LogitHead, Pending, Precision, Reads, adamw, inject, lens_gradients, lens_kl, linear, linear_add,
+    squares,
 };
 
 use super::tuned::{Translator, TunedLens};
@@ -412,8 +413,12 @@ impl<'a> Trainer<'a> {
             let translated = translators.iter().zip(&states).map(|(t, state_nd)| t.apply(state_nd.clone()));
             let normed: Vec<Tensor<2>> = translated.map(|state_nd| self.model.final_norm(state_nd)).collect();
             tokens += final_nd.dims()[0];
-            for (sum, kl_n) in sums.iter_mut().zip(lens_kl(&final_nd, &normed, &self.head)) {
-                *sum += kl_n.to_data().iter::<f64>().sum::<f64>();
+            let mut reads = Reads::default();
+            let kl = lens_kl(&final_nd, &normed, &self.head);
+            let places: Vec<Pending> = kl.into_iter().map(|kl_n| reads.values(kl_n)).collect();
+            reads.execute();
+            for (sum, place) in sums.iter_mut().zip(places) {
+                *sum += reads.sum(place);
             }
         }
         sums.into_iter().map(|sum| sum / tokens as f64 / LN_2).collect()

@@ -27,15 +27,26 @@ pub(super) fn watch(gpu: String) {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if WORKING.load(Ordering::Relaxed) == 0 {
-                return before(info);
+            let kept = WORKING.load(Ordering::Relaxed) > 0 && lock(&GPU).is_some();
+            if !kept || std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
+                before(info);
+            }
+            if !kept {
+                return;
             }
             let said = info.payload_as_str().unwrap_or("no message");
-            let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+            // Of a package's path what its name begins.
+            let file = |at: &str| at.rsplit_once("index.crates.io-").map_or(at, |(_, rest)| rest).to_owned();
+            let place = info.location().map(|at| format!(" at {}:{}", file(at.file()), at.line())).unwrap_or_default();
             let lines = said.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect::<Vec<_>>();
             lock(&FIRST).get_or_insert_with(|| lines.join("; ") + &place);
         }));
     });
+}
+
+/// From now on, panics are no GPU's: the process went on without it.
+pub(super) fn unwatch() {
+    *lock(&GPU) = None;
 }
 
 /// Does work that may reach a GPU; its panic becomes [`Error::Failed`]. Without a GPU a panic stays one.
@@ -53,8 +64,12 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         Some(gpu) => {
             let last = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             let last = last.and_then(|text| text.lines().next()).unwrap_or("no message");
-            let first = lock(&FIRST).take().filter(|first| !first.starts_with(last));
-            Err(failed(&gpu, &first.map_or(last.to_owned(), |first| format!("{last}; before that: {first}"))))
+            let said = match lock(&FIRST).take() {
+                None => last.to_owned(),
+                Some(first) if first.starts_with(last.trim()) => first,
+                Some(first) => format!("{last}; before that: {first}"),
+            };
+            Err(failed(&gpu, &said))
         }
     })
 }
@@ -71,11 +86,20 @@ pub(super) fn quietly<T>(ask: impl FnOnce() -> T) -> Option<T> {
 
 fn failed(gpu: &str, said: &str) -> Error {
     let lower = said.to_lowercase();
-    let full =
-        ["out of memory", "out of device memory", "outofmemory", "not enough memory", "can't allocate", "buffertoobig"];
+    let full = [
+        "out of memory",
+        "out-of-memory",
+        "out of device memory",
+        "outofmemory",
+        "not enough memory",
+        "can't allocate",
+        "buffertoobig",
+    ];
     let advice = match full.iter().any(|words| lower.contains(words)) {
         true => "out of memory: lower train.micro_batch_size, data.context_length or model.d_model",
-        false => "the device failed; a run goes on from its last checkpoint with --resume",
+        false => {
+            "the device, or tiebreak at the place below, failed; a run goes on from its last checkpoint with --resume"
+        }
     };
     Error::Failed(format!("device {gpu}: {advice} ({said})"))
 }
@@ -88,6 +112,7 @@ mod tests {
     fn a_full_device_says_what_to_lower() {
         for said in [
             "Out of memory",
+            "An out-of-memory error happened during launch",
             "allocation: OutOfMemory { size: 3 }",
             "can't allocate buffer of size: 7",
             "out of device memory allocating 7 bytes",
@@ -103,5 +128,18 @@ mod tests {
     fn errors_and_results_pass() {
         assert_eq!(caught(|| Ok(3)).unwrap(), 3);
         assert!(matches!(caught::<()>(|| Err(Error::Input("x".into()))), Err(Error::Input(_))));
+    }
+
+    #[test]
+    fn a_panic_is_the_watched_gpu_s_until_the_process_goes_on_without_it() {
+        let panics = || caught::<()>(|| panic!("out of\nmemory")).map_err(|e| e.to_string());
+        watch("wgpu (H)".into());
+        let error = panics().unwrap_err();
+        assert!(
+            error.contains("device wgpu (H)") && error.contains("out of; memory at ") && error.contains("failure.rs:"),
+            "{error}"
+        );
+        unwatch();
+        assert!(catch_unwind(panics).is_err(), "a panic of ours stays one");
     }
 }

@@ -3,7 +3,7 @@
 use tiebreak_data::Error;
 use tiebreak_probe::lens::Recipe;
 
-use super::Opened;
+use super::Present;
 use crate::config::RunConfig;
 
 /// Refuses a run with a tensor that the device cannot bind; `config` is resolved. The head's logits come in chunks that fit. `lens`:
@@ -11,18 +11,18 @@ use crate::config::RunConfig;
 ///
 /// # Errors
 /// [`Error::Input`] naming the tensor, its size, by how much it is too large and what to lower.
-pub fn fits(config: &RunConfig, vocabulary: usize, lens: bool, opened: &Opened) -> Result<(), Error> {
+pub fn fits(config: &RunConfig, vocabulary: usize, lens: bool, device: &Present) -> Result<(), Error> {
     for Needed { what, shape, lower } in needed(config, vocabulary, lens) {
         let bytes = shape.iter().fold(4u128, |bytes, n| bytes * *n as u128);
-        if bytes > u128::from(opened.largest) {
+        if bytes > u128::from(device.largest) {
             let mib = |bytes: u128| bytes as f64 / 1048576.0;
             return Err(Error::Input(format!(
                 "device {}: {what} {shape:?} takes {:.1} MiB, {:.1} MiB more than the {:.1} MiB that one tensor may take there; lower \
                  {lower}, or use device = \"flex\"",
-                opened.name(),
+                device.name,
                 mib(bytes),
-                mib(bytes - u128::from(opened.largest)),
-                mib(opened.largest.into())
+                mib(bytes - u128::from(device.largest)),
+                mib(device.largest.into())
             )));
         }
     }
@@ -58,17 +58,13 @@ fn needed(config: &RunConfig, vocabulary: usize, lens: bool) -> Vec<Needed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DeviceKind;
-    use burn::tensor::Device;
 
     #[test]
     fn what_is_too_large_is_named_with_what_to_lower() {
         let mut config = RunConfig::default();
         config.model.d_ff = 512;
         config.train.micro_batch_size = 32;
-        let opened =
-            |largest| Opened { device: Device::flex(), kind: DeviceKind::Wgpu, adapter: Some("A".into()), largest };
-        let at = |largest: u64| fits(&config, 3144, false, &opened(largest));
+        let at = |largest: u64| fits(&config, 3144, false, &Present { name: "wgpu (A)".into(), largest });
         // Scores 32 x 4 x 128 x 128 x 4 bytes = 8 MiB; activations 32 x 128 x 1024 x 4 = 16 MiB (swiglu's two halves).
         assert!(at(16 << 20).is_ok());
         let error = at((16 << 20) - 1).unwrap_err().to_string();

@@ -9,11 +9,10 @@ use burn::tensor::wgpu::{WgpuBackend, wgpu};
 use burn::tensor::{Device, DeviceKind as Selector};
 use tiebreak_data::Error;
 
-use super::{DeviceKind, Listed, Opened, Which, failure};
+use super::{DeviceKind, Listed, Opened, Present, Which, failure, named};
 
 /// One adapter by one graphics API.
-#[derive(Debug)]
-pub(super) struct Adapter {
+struct Adapter {
     info: wgpu::AdapterInfo,
     api: WgpuBackend,
     /// As Burn counts it: by class.
@@ -22,7 +21,7 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
-    pub(super) fn is_software(&self) -> bool {
+    fn is_software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
 
@@ -104,11 +103,14 @@ fn gpus(kind: DeviceKind) -> impl Iterator<Item = &'static Adapter> {
     of(kind).filter(|adapter| !adapter.is_software())
 }
 
+/// Classes of GPUs, the best first.
+const CLASSES: [&str; 3] = ["discrete", "integrated", "virtual"];
+
 /// The adapter of that name; [`Which::Best`] is no software adapter.
-pub(super) fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, Error> {
+fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, Error> {
     let class = |class: &'static str| gpus(kind).find(move |adapter| adapter.class() == class);
     let (name, found) = match which {
-        Which::Best => (kind.name().to_owned(), ["discrete", "integrated", "virtual"].into_iter().find_map(class)),
+        Which::Best => (kind.name().to_owned(), CLASSES.into_iter().find_map(class)),
         Which::Nth(n) => (format!("{}:{n}", kind.name()), gpus(kind).nth(n)),
         Which::Software => (format!("{}:cpu", kind.name()), of(kind).find(|adapter| adapter.is_software())),
     };
@@ -122,10 +124,32 @@ pub(super) fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, E
     })
 }
 
-/// Brings up an adapter, once in a process.
-pub(super) fn open(kind: DeviceKind, which: Which) -> Result<Opened, Error> {
-    static OPENED: Mutex<Vec<(WgpuBackend, Selector, Opened)>> = Mutex::new(Vec::new());
+/// The adapter of that name, not brought up.
+pub(super) fn present(kind: DeviceKind, which: Which) -> Result<Present, Error> {
     let adapter = find(kind, which)?;
+    Ok(Present { name: named(kind, Some(&adapter.describe())), largest: adapter.largest })
+}
+
+/// Brings up the adapter of that name.
+pub(super) fn open(kind: DeviceKind, which: Which) -> Result<Opened, Error> {
+    bring_up(kind, find(kind, which)?)
+}
+
+/// The number of the first GPU that comes up, the best class first.
+pub(super) fn first() -> Option<usize> {
+    let class = |adapter: &Adapter| CLASSES.iter().position(|class| *class == adapter.class());
+    let mut numbered: Vec<(usize, &Adapter)> = gpus(DeviceKind::Wgpu).enumerate().collect();
+    numbered.sort_by_key(|(_, adapter)| class(adapter));
+    let comes_up = |adapter| {
+        let refused = |e| tracing::warn!("device \"auto\": {e}");
+        bring_up(DeviceKind::Wgpu, adapter).map_err(refused).is_ok()
+    };
+    numbered.into_iter().find(|(_, adapter)| comes_up(adapter)).map(|(n, _)| n)
+}
+
+/// Once in a process.
+fn bring_up(kind: DeviceKind, adapter: &Adapter) -> Result<Opened, Error> {
+    static OPENED: Mutex<Vec<(WgpuBackend, Selector, Opened)>> = Mutex::new(Vec::new());
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let same =
         |(api, selector, _): &&(WgpuBackend, Selector, Opened)| *api == adapter.api && *selector == adapter.selector;

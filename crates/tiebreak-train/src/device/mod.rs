@@ -39,8 +39,7 @@ pub enum Which {
 }
 
 /// A backend of this program; identities name devices by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Burn's CPU backend in pure Rust: the default and the reference.
     Flex,
@@ -142,51 +141,70 @@ fn compiled_in() -> String {
 }
 
 impl DeviceSpec {
-    /// The kind to use, refused if the build lacks it.
-    pub fn kind(self) -> Result<DeviceKind, Error> {
+    /// What `auto` stands for here; refused if the build lacks it.
+    fn resolved(self) -> Result<(DeviceKind, Which), Error> {
         match self {
             DeviceSpec::Auto => Ok(auto()),
-            DeviceSpec::Named(kind, _) if kind.compiled_in() => Ok(kind),
+            DeviceSpec::Named(kind, which) if kind.compiled_in() => Ok((kind, which)),
             DeviceSpec::Named(kind, _) => Err(missing(kind)),
         }
     }
 
-    /// [`DeviceSpec::kind`], refused if the machine has no such device either.
-    pub fn present(self) -> Result<DeviceKind, Error> {
-        let kind = self.kind()?;
-        #[cfg(feature = "wgpu-unfused")]
-        if matches!(kind, DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal) {
-            gpu::find(kind, self.which())?;
-        }
-        #[cfg(feature = "cuda")]
-        if kind == DeviceKind::Cuda {
-            cuda(self.which())?;
-        }
-        Ok(kind)
+    /// The kind to use, refused if the build lacks it.
+    pub fn kind(self) -> Result<DeviceKind, Error> {
+        Ok(self.resolved()?.0)
     }
 
-    #[cfg(any(feature = "wgpu-unfused", feature = "cuda"))]
-    fn which(self) -> Which {
-        match self {
-            DeviceSpec::Auto => Which::Best,
-            DeviceSpec::Named(_, which) => which,
+    /// What `device = "..."` says for the same device, never `auto`; refused if the build lacks it.
+    pub fn name(self) -> Result<String, Error> {
+        let (kind, which) = self.resolved()?;
+        Ok(match which {
+            Which::Best => kind.name().into(),
+            Which::Nth(n) => format!("{}:{n}", kind.name()),
+            Which::Software => format!("{}:cpu", kind.name()),
+        })
+    }
+
+    /// The device, refused if the build or the machine lacks it.
+    pub fn present(self) -> Result<Present, Error> {
+        let (kind, which) = self.resolved()?;
+        match kind {
+            #[cfg(feature = "wgpu-unfused")]
+            DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal => gpu::present(kind, which),
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda => {
+                cuda(which).map(|index| Present { name: format!("cuda (CUDA device {index})"), largest: u64::MAX })
+            }
+            _ => {
+                let _ = which;
+                Ok(Present { name: kind.name().into(), largest: u64::MAX })
+            }
         }
     }
 }
 
+/// A device that is there; whether it comes up is known when it is opened.
+#[derive(Clone, Debug)]
+pub struct Present {
+    /// For messages.
+    pub name: String,
+    /// Bytes of the largest tensor it binds.
+    pub largest: u64,
+}
+
 /// Asked once: whether a GPU answers is known only when it has been brought up.
-fn auto() -> DeviceKind {
-    static FOUND: OnceLock<DeviceKind> = OnceLock::new();
+fn auto() -> (DeviceKind, Which) {
+    static FOUND: OnceLock<(DeviceKind, Which)> = OnceLock::new();
     *FOUND.get_or_init(|| {
         #[cfg(feature = "wgpu-unfused")]
-        if gpu::open(DeviceKind::Wgpu, Which::Best).is_ok() {
-            return DeviceKind::Wgpu;
+        if let Some(n) = gpu::first() {
+            return (DeviceKind::Wgpu, Which::Nth(n));
         }
         #[cfg(feature = "cuda")]
         if cuda(Which::Best).is_ok() {
-            return DeviceKind::Cuda;
+            return (DeviceKind::Cuda, Which::Best);
         }
-        DeviceKind::Flex
+        (DeviceKind::Flex, Which::Best)
     })
 }
 
@@ -264,11 +282,26 @@ impl Opened {
 
     /// For messages.
     pub fn name(&self) -> String {
-        match &self.adapter {
-            Some(adapter) => format!("{} ({adapter})", self.kind.name()),
-            None => self.kind.name().into(),
+        named(self.kind, self.adapter.as_deref())
+    }
+
+    /// What messages and [`fits`] ask for.
+    pub fn present(&self) -> Present {
+        Present { name: self.name(), largest: self.largest }
+    }
+
+    /// The arithmetic of a step here, for records.
+    pub fn products(&self, precision: Precision) -> String {
+        match self.kind {
+            kind if !kind.is_gpu() => precision.describe(),
+            DeviceKind::Cuda => format!("tensor operations, products in tf32 where there is, on {}", self.name()),
+            _ => format!("f32 by tensor operations on {}", self.name()),
         }
     }
+}
+
+fn named(kind: DeviceKind, adapter: Option<&str>) -> String {
+    adapter.map_or(kind.name().into(), |adapter| format!("{} ({adapter})", kind.name()))
 }
 
 /// Opens a device; the smallest limit of those that a process opened holds for all of it.
@@ -276,20 +309,24 @@ impl Opened {
 /// # Errors
 /// [`Error::Input`] for one that the build lacks or that does not answer, naming those that do.
 pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
-    let opened = match spec.kind()? {
+    let (kind, which) = spec.resolved()?;
+    let opened = match kind {
         DeviceKind::Flex => Opened::cpu(DeviceKind::Flex, Device::flex()),
         #[cfg(feature = "ndarray")]
         DeviceKind::NdArray => Opened::cpu(DeviceKind::NdArray, Device::ndarray()),
         #[cfg(feature = "wgpu-unfused")]
-        kind @ (DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal) => gpu::open(kind, spec.which())?,
+        DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal => gpu::open(kind, which)?,
         #[cfg(feature = "cuda")]
         DeviceKind::Cuda => {
-            let index = cuda(spec.which())?;
+            let index = cuda(which)?;
             let adapter = Some(format!("CUDA device {index}"));
             Opened { device: Device::cuda(index), kind: DeviceKind::Cuda, adapter, largest: u64::MAX }
         }
         #[allow(unreachable_patterns)]
-        kind => return Err(missing(kind)),
+        _ => {
+            let _ = which;
+            return Err(missing(kind));
+        }
     };
     tiebreak_kernels::set_largest_tensor(opened.largest.min(tiebreak_kernels::largest_tensor()));
     if let Some(adapter) = &opened.adapter {
@@ -307,18 +344,20 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
 /// [`Error::Input`] for a name that is none.
 pub fn open_to_look(config: &config::RunConfig, vocabulary: usize) -> Result<Device, Error> {
     let spec: DeviceSpec = config.device.parse()?;
-    let fitting = |opened: Opened| fits(config, vocabulary, true, &opened).map(|()| opened);
+    let fitting = |opened: Opened| fits(config, vocabulary, true, &opened.present()).map(|()| opened);
     Ok(match open(spec).and_then(fitting) {
         Ok(opened) => opened.device,
         Err(e) => {
             tracing::warn!("{e}; looking at the run on flex");
+            failure::unwatch();
+            tiebreak_kernels::set_largest_tensor(u64::MAX);
             open(DeviceSpec::Named(DeviceKind::Flex, Which::Best))?.device
         }
     })
 }
 
 /// What `tiebreak devices` says of one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Listed {
     /// As `device = "..."` names it.
     pub device: String,
@@ -351,7 +390,9 @@ pub fn list() -> Vec<Listed> {
             _ if !kind.compiled_in() => {
                 vec![one(format!("not in this build: cargo build --release --features {}", kind.name()), None)]
             }
-            DeviceKind::Flex => vec![one(format!("{cores} threads; the default and the reference"), Some("cpu"))],
+            DeviceKind::Flex => {
+                vec![one(format!("{cores} threads; the reference, and what auto is without a GPU"), Some("cpu"))]
+            }
             DeviceKind::NdArray => vec![one("deprecated upstream, several times slower than flex".into(), Some("cpu"))],
             #[cfg(feature = "wgpu-unfused")]
             DeviceKind::Wgpu | DeviceKind::Vulkan | DeviceKind::Metal => gpu::list(kind),
