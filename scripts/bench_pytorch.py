@@ -12,8 +12,8 @@ Measures whole optimiser steps: forward, mean cross-entropy, backward, clip at 1
          --cells N runs every variant in N processes at a time, each on its share of the threads, as a sweep does, and counts the
          tokens per second of all of them; a step's time is then divided by N.
          --device NAME runs ours there (wgpu:0, vulkan:0, cuda:0) and PyTorch on its CUDA device, with and without TF32; peak memory is
-         then the most that nvidia-smi counts on the device beyond what it counted before. Told to stop (SIGTERM), it reports what it
-         has. --ours-only leaves PyTorch out.
+         then the most that nvidia-smi counts on the device beyond what it counted before. Told to stop (SIGTERM), or where a variant
+         fails, it reports what it has. --ours-only leaves PyTorch out.
          OPENBLAS_CORETYPE and the like are removed from PyTorch's environment (it says so), for they can choose a slower path.
 Checks   that the first losses agree (f32 to 1e-5, bf16 to 2e-3, relative) and the later ones too (1e-3, 5e-3): both do the same work.
 Prints   medians per variant and, per pair of ours and PyTorch's, the ratio of every round: median and range. --json: one document.
@@ -205,10 +205,16 @@ def child_on_gpu(command, environment):
     before = peak = gpu_memory()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, text=True)
-        while process.poll() is None:
-            if before is not None:
-                peak = max(peak, gpu_memory() or 0)
-            time.sleep(0.1)
+        try:
+            while process.poll() is None:
+                if before is not None:
+                    peak = max(peak, gpu_memory() or 0)
+                time.sleep(0.1)
+        finally:
+            # Told to stop, it must not go on alone.
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         out.seek(0)
         lines = out.read().splitlines()
     if process.returncode == -signal.SIGTERM:
@@ -238,6 +244,8 @@ class Stopped(Exception):
 
 
 def stop(*_):
+    # Once is enough: timeout tells the child, then its group.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
 
 
@@ -245,8 +253,21 @@ def near(found, expected, tolerance):
     return abs(found - expected) <= tolerance * abs(expected)
 
 
-def measure(a, binary, found, theirs_are, environment, theirs, say):
-    """Rounds of every variant, into `found`."""
+def measure(a, binary, found, failed, theirs_are, environment, theirs, say):
+    """Rounds of every variant, into `found`; on a GPU one that fails is noted in `failed`, and the others go on."""
+    def run(name, command, environment):
+        try:
+            made = child(command, environment, a.cells)
+        except SystemExit as e:
+            if not a.device:
+                raise
+            failed[name] = str(e)
+            return say(f"{name}: {e}")
+        found.setdefault(name, []).append(made)
+        if a.device:
+            # Somebody's time limit may end this before the report.
+            print(f"{name}: {made['tokens_per_second']:.0f} tokens/s", file=sys.stderr, flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         weights = os.path.join(folder, "weights.safetensors")
         for turn in range(a.pairs):
@@ -254,19 +275,13 @@ def measure(a, binary, found, theirs_are, environment, theirs, say):
                 if precision in a.precision and (precision == "f32" or not a.device):
                     export = ["--export", weights] if not os.path.exists(weights) else []
                     command = [binary, *shape_arguments(a), "--precision", precision, *export]
-                    command += ["--device", a.device] if a.device else []
-                    found.setdefault(name, []).append(child(command, environment, a.cells))
-                    if a.device:
-                        print(f"{name}: {found[name][-1]['tokens_per_second']:.0f} tokens/s", file=sys.stderr, flush=True)
+                    run(name, command + (["--device", a.device] if a.device else []), environment)
             for name, flags in theirs_are.items():
                 if name == "compile f32" and not a.compile:
                     continue
                 command = [a.torch_python, os.path.abspath(__file__), "--child", "--weights", weights, *shape_arguments(a),
                            "--threads", str(a.threads), *flags]
-                found.setdefault(name, []).append(child(command, theirs, a.cells))
-                if a.device:
-                    # Somebody's time limit may end this before the report.
-                    print(f"{name}: {found[name][-1]['tokens_per_second']:.0f} tokens/s", file=sys.stderr, flush=True)
+                run(name, command, theirs)
             say(f"round {turn + 1}: " + ", ".join(f"{name} {runs[-1]['median_step_ms']:.1f} ms" for name, runs in found.items()))
 
 
@@ -317,13 +332,13 @@ def main():
     say = (lambda *x: print(*x, file=sys.stderr)) if a.json else print
     say(f"{a.shape or 'shape'}: " + " ".join(shape_arguments(a)))
     say(f"{a.cells} at a time, {a.threads} threads each; removed for PyTorch: {', '.join(removed) or 'nothing was set'}")
-    found, stopped = {}, False
+    found, failed, stopped = {}, {}, False
     if a.device:
         signal.signal(signal.SIGTERM, stop)
     try:
-        measure(a, binary, found, theirs_are, environment, theirs, say)
+        measure(a, binary, found, failed, theirs_are, environment, theirs, say)
     except Stopped:
-        stopped, found = True, {name: runs for name, runs in found.items() if runs}
+        stopped = True
         say("told to stop: this is what there is")
 
     deviating = []
@@ -345,7 +360,7 @@ def main():
     report = dict(shape={n: getattr(a, n) for n in ["d_model", "layers", "heads", "context", "batch", "vocab", "block", "head"]},
                   threads=a.threads, cells=a.cells, pairs=a.pairs, variants={}, ratios={})
     if a.device:
-        report |= dict(device=a.device, deviating=deviating, stopped=stopped)
+        report |= dict(device=a.device, deviating=deviating if reference else None, stopped=stopped, failed=failed)
     for name, runs in found.items():
         keys = ["tokens_per_second", "median_step_ms", "evaluation_tokens_per_second", "peak_rss_mb"]
         report["variants"][name] = {key: round(middle(runs, key), 1) if known(runs, key) else None for key in keys} | dict(products=runs[0]["products"])
@@ -361,13 +376,15 @@ def main():
                 speed=[round(x, 2) for x in (statistics.median(speed), speed[0], speed[-1])], evaluation=round(evaluation, 2),
                 memory=memory)
     if a.json:
-        return print(json.dumps(report, indent=1))
+        print(json.dumps(report, indent=1), flush=True)
+        sys.exit(1 if failed else 0)
     for name, v in report["variants"].items():
         print(f"{name:14} {v['median_step_ms']:8.1f} ms  {v['tokens_per_second']:9.0f} tok/s  evaluation "
               f"{v['evaluation_tokens_per_second']:9.0f} tok/s  peak {v['peak_rss_mb'] or 0:6.0f} MiB  [{v['products']}]")
     for name, v in report["ratios"].items():
         print(f"{name:28} {v['speed'][0]:5.2f} x ({v['speed'][1]} to {v['speed'][2]})  evaluation {v['evaluation']:.2f} x  "
               f"memory {v['memory'] or 0:.2f} x")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,17 @@ bench=$carry/bench_step
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 deadline=$((SECONDS + 460))
-# At most so many seconds, and what is left of the eight minutes. What has no time left is ended at once.
+left() { echo $((deadline - SECONDS)); }
+# At most so many seconds, and what is left of the eight minutes; 10 s are to be worth a start.
 within() {
-    local most=$1 left=$((deadline - SECONDS))
+    local most=$1 left
+    left=$(left)
     shift
-    timeout -k 5 $((left < 1 ? 1 : left < most ? left : most)) "$@"
+    [ "$left" -ge 10 ] || { echo "not begun: no time was left" >&2; return 124; }
+    timeout -k 5 $((left < most ? left : most)) "$@"
 }
 
-export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
-[ ! -e "$carry/vulkan/libvulkan.so.1" ] || LD_LIBRARY_PATH=$carry/vulkan:$LD_LIBRARY_PATH
+[ ! -e "$carry/vulkan/libvulkan.so.1" ] || export LD_LIBRARY_PATH=$carry/vulkan${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 # Containers often have NVIDIA's library without the file that tells the loader of it, or with that file out of its sight.
 first() { for path in "$@"; do [ ! -e "$path" ] || { echo "$path"; return; }; done; }
 if [ -z "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}$(first /usr/share/vulkan/icd.d/*nvidia* /etc/vulkan/icd.d/*nvidia*)" ]; then
@@ -41,32 +43,13 @@ if [ -z "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}$(first /usr/share/vulkan/icd.
         printf '{"file_format_version":"1.0.0","ICD":{"library_path":"%s","api_version":"1.3.0"}}' "$library" >"$manifest"
     fi
     [ -z "$manifest" ] || export VK_DRIVER_FILES=$manifest
-    [ ! -d /usr/local/nvidia/lib64 ] || LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/usr/local/nvidia/lib64
+    [ ! -d /usr/local/nvidia/lib64 ] || export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64
 fi
-
-torch=${TIEBREAK_TORCH_PYTHON:-python3} alone=()
-"$torch" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { torch=python3 alone=(--ours-only); }
 [ $# -gt 0 ] || set -- vulkan cuda
-for device in "$@"; do
-    echo "== $device ($SECONDS s)"
-    code=0
-    # Each of the suite's tiny shapes would be searched for its fastest product.
-    CUBECL_AUTOTUNE_LEVEL=minimal within 120 "$bench" --check --device "$device" >"$work/$device.parity" 2>"$work/$device.error" || code=$?
-    echo "parity: exit code $code"
-    echo "$code" >"$work/$device.code"
-    if grep -qE 'is not in this build|does not answer' "$work/$device.error"; then
-        cat "$work/$device.error" >&2
-        continue
-    fi
-    for part in S3:60:100 gpt2:200:250; do
-        IFS=: read -r shape steps most <<<"$part"
-        within "$most" "$torch" "$here/bench_pytorch.py" --binary "$bench" --torch-python "$torch" --shape "$shape" --device "$device" \
-            --precision f32 --pairs 1 --steps "$steps" --warmup 20 --json "${alone[@]}" >"$work/$device.$shape" 2>"$work/$device.$shape.error" ||
-            cat "$work/$device.$shape.error" >&2
-    done
-done
 
-python3 - "$work" "$out" "$@" <<'END'
+# Writes OUT.json from what there is so far, and says whether every device that is there passed.
+report() {
+    python3 - "$work" "$out" "$@" <<'END'
 import json, pathlib, subprocess, sys
 work, out, devices = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 
@@ -95,11 +78,46 @@ try:
                          check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 except (OSError, subprocess.CalledProcessError):
     gpu = None
-report = {"gpu": gpu, "devices": {name: device(name) for name in devices}}
-pathlib.Path(out).write_text(json.dumps(report, indent=1) + "\n")
-parities = {name: found["parity"] for name, found in report["devices"].items()}
-for name, parity in parities.items():
+begun = [name for name in devices if (work / f"{name}.code").exists()]
+found = {name: device(name) for name in begun}
+pathlib.Path(out).write_text(json.dumps({"gpu": gpu, "devices": found}, indent=1) + "\n")
+there = [name for name in begun if not (work / f"{name}.absent").exists()]
+for name in begun:
+    parity = found[name]["parity"]
     print(name, "parity:", parity.get("error") or ("passed" if parity["passed"] else "FAILED"))
-ran = [parity for parity in parities.values() if "error" not in parity]
-sys.exit(0 if ran and all(parity["passed"] for parity in ran) else 1)
+sys.exit(0 if there and all(found[name]["parity"].get("passed") for name in there) else 1)
 END
+}
+
+there=()
+for device in "$@"; do
+    code=0
+    # Each of the suite's tiny shapes would be searched for its fastest product.
+    CUBECL_AUTOTUNE_LEVEL=minimal within 120 "$bench" --check --device "$device" >"$work/$device.parity" 2>"$work/$device.error" || code=$?
+    echo "$code" >"$work/$device.code"
+    echo "$device: parity's exit code $code ($SECONDS s)"
+    if grep -qE 'is not in this build|does not answer' "$work/$device.error"; then
+        cat "$work/$device.error" >&2
+        touch "$work/$device.absent"
+    else
+        there+=("$device")
+    fi
+    report "$@" >/dev/null || true
+done
+
+torch=${TIEBREAK_TORCH_PYTHON:-python3} alone=()
+within 30 "$torch" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { torch=python3 alone=(--ours-only); }
+remaining=${#there[@]}
+for device in "${there[@]}"; do
+    share=$(($(left) / remaining))
+    for part in S3:60:$((share * 3 / 10)) gpt2:200:$((share * 7 / 10)); do
+        IFS=: read -r shape steps most <<<"$part"
+        within $((most > 1 ? most : 1)) "$torch" "$here/bench_pytorch.py" --binary "$bench" --torch-python "$torch" --shape "$shape" \
+            --device "$device" --precision f32 --pairs 1 --steps "$steps" --warmup 20 --json "${alone[@]}" \
+            >"$work/$device.$shape" 2>"$work/$device.$shape.error" || cat "$work/$device.$shape.error" >&2
+        echo "$device: $shape ($SECONDS s)"
+        report "$@" >/dev/null || true
+    done
+    remaining=$((remaining - 1))
+done
+report "$@"

@@ -15,7 +15,6 @@ use crate::largest::rows_at_a_time;
 use crate::logit_map::{LogitMap, RowMap};
 use crate::matrix::{Into, Matrix, MatrixMut, multiply_parallel};
 use crate::simd::{LANES, exp, fold, largest, simd, sum2};
-use crate::sums::{Pending, Reads};
 
 /// Rows of logits per task.
 const ROWS: usize = 8;
@@ -192,14 +191,14 @@ fn composed_readings(
     targets_n: Option<&Tensor<1, Int>>,
 ) -> Vec<Vec<Reading>> {
     let mut found: Vec<Vec<Reading>> = sources.iter().map(|_| Vec::new()).collect();
+    // One by one, though every read waits: read together they are fused further, and Burn 0.22.1's fuser panics over them.
+    let host = |t: Tensor<2>| t.to_data().iter::<f32>().collect::<Vec<_>>();
     for rows in chunks(final_nd, head) {
-        let mut reads = Reads::default();
-        let mut places: Vec<([Pending; 6], Option<Pending>)> = Vec::with_capacity(sources.len());
         let part = |state_nd: &Tensor<2>| state_nd.clone().slice_dim(0, rows.clone());
         let ids = |ids_n: &Tensor<1, Int>| ids_n.clone().slice_dim(0, rows.clone()).unsqueeze_dim::<2>(1);
         let log_p_mv = activation::log_softmax(head.logits(part(final_nd)), 1);
         let final_top_m1 = log_p_mv.clone().argmax(1);
-        for source in sources {
+        for (source, found) in sources.iter().zip(&mut found) {
             let z_mv = match source {
                 Source::States(state_nd) => head.logits(part(state_nd)),
                 Source::Rows(logs_gv, rows_n) => {
@@ -208,36 +207,27 @@ fn composed_readings(
             };
             let log_q_mv = activation::log_softmax(z_mv.clone(), 1);
             let [m, v] = log_q_mv.dims();
-            let at = |ids_m1: Tensor<2, Int>| log_q_mv.clone().gather(1, ids_m1);
+            let at = |ids_m1: Tensor<2, Int>| host(log_q_mv.clone().gather(1, ids_m1));
             let top_m1 = log_q_mv.clone().argmax(1);
             let other_mv = z_mv.clone().gather(1, final_top_m1.clone()).expand([m, v]);
             let ids_mv = Tensor::<1, Int>::arange(0..v as i64, &z_mv.device()).unsqueeze::<2>().expand([m, v]);
             let before_mv = ids_mv.lower(final_top_m1.clone().expand([m, v])).float().cast(z_mv.dtype());
             let ahead_mv = z_mv.clone().greater(other_mv.clone()).float().cast(z_mv.dtype());
             let equal_mv = z_mv.equal(other_mv).float().cast(log_q_mv.dtype());
-            let wanted = [
-                // Ids, which single precision holds up to 2^24.
-                top_m1.clone().float().cast(log_q_mv.dtype()),
-                at(top_m1),
-                (ahead_mv + equal_mv * before_mv).sum_dim(1).add_scalar(1.0),
-                (log_p_mv.clone().exp() * (log_p_mv.clone() - log_q_mv.clone())).sum_dim(1),
-                (log_q_mv.clone().exp() * log_q_mv.clone()).sum_dim(1).neg(),
-                at(ids(inputs_n)),
-            ];
-            let target = targets_n.map(|targets_n| reads.values(at(ids(targets_n))));
-            places.push((wanted.map(|values_m1| reads.values(values_m1)), target));
-        }
-        reads.execute();
-        for ((places, target), found) in places.into_iter().zip(&mut found) {
-            let [top, p, rank, kl, entropy, input] = places.map(|place| reads.get(place));
-            found.extend((0..rows.len()).map(|i| Reading {
+            let rank = host((ahead_mv + equal_mv * before_mv).sum_dim(1).add_scalar(1.0));
+            let kl = host((log_p_mv.clone().exp() * (log_p_mv.clone() - log_q_mv.clone())).sum_dim(1));
+            let entropy = host((log_q_mv.clone().exp() * log_q_mv.clone()).sum_dim(1).neg());
+            let (p, input) = (at(top_m1.clone()), at(ids(inputs_n)));
+            let target = targets_n.map(|targets_n| at(ids(targets_n)));
+            let top = top_m1.to_data().iter::<i64>().collect::<Vec<_>>();
+            found.extend((0..m).map(|i| Reading {
                 top: top[i] as usize,
-                p: (p[i] as f32).exp(),
+                p: p[i].exp(),
                 rank: rank[i] as usize,
-                kl_nats: kl[i] as f32,
-                entropy_nats: entropy[i] as f32,
-                p_input: (input[i] as f32).exp(),
-                nats: target.map(|target| -reads.get(target)[i] as f32),
+                kl_nats: kl[i],
+                entropy_nats: entropy[i],
+                p_input: input[i].exp(),
+                nats: target.as_ref().map(|log_q| -log_q[i]),
             }));
         }
     }

@@ -110,7 +110,8 @@ pub fn train(runs: &Runs, at_once: Option<usize>, stop: &AtomicBool) -> Result<S
     jobs.sort_by_key(|(seed, ..)| *seed);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let on_gpu = |run: &Run| {
-        run.kept.config.device.parse::<DeviceSpec>().and_then(DeviceSpec::kind).is_ok_and(DeviceKind::is_gpu)
+        let spec = run.kept.config.device.parse::<DeviceSpec>();
+        spec.is_ok_and(|spec| spec.kind().is_ok_and(DeviceKind::is_gpu) && spec.present().is_ok())
     };
     let at_once = at_once.unwrap_or(if jobs.iter().any(|(_, run, _)| on_gpu(run)) { 1 } else { cores });
     let jobs: Vec<(PathBuf, Recipe)> =

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use tiebreak_data::Lock;
-use tiebreak_train::Error;
 use tiebreak_train::device::{self, DeviceKind, DeviceSpec};
 use tiebreak_train::folder::{RunFolder, RunState};
+use tiebreak_train::{Error, check_auto};
 
 use crate::compare::compare_cells;
 use crate::expand::parameters;
@@ -149,7 +149,7 @@ impl Sweep {
         check_jobs(options.jobs)?;
         let folder = self.folder(out)?;
         let planned = plan(&self.cells, &folder)?;
-        present(&planned)?;
+        present(&planned, &folder)?;
         if options.stop.load(Ordering::Relaxed) {
             return Ok(SweepOutcome::Interrupted);
         }
@@ -230,7 +230,7 @@ pub enum CellsOutcome {
 pub fn train_cells(cells: &[Cell], folder: &Path, options: &LaunchOptions) -> Result<CellsOutcome, Error> {
     check_jobs(options.jobs)?;
     let planned = plan(cells, folder)?;
-    present(&planned)?;
+    present(&planned, folder)?;
     if options.stop.load(Ordering::Relaxed) {
         return Ok(CellsOutcome::Interrupted);
     }
@@ -265,14 +265,16 @@ fn occupy(folder: &Path) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// Refuses cells that are left to do on a device that does not answer or cannot hold them.
-fn present(planned: &[Planned]) -> Result<(), Error> {
+/// Refuses cells that are left to do on a device that does not answer or cannot hold them, and those that were trained on what "auto"
+/// was before.
+fn present(planned: &[Planned], folder: &Path) -> Result<(), Error> {
     for cell in planned {
         let config = &cell.cell.loaded.config;
         if !done(cell)? {
             let there = config.device.parse::<DeviceSpec>()?.present();
             let fits = |there| device::fits(config, cell.info.vocabulary, config.lens.after_training, &there);
-            there.and_then(fits).map_err(|e| e.at(format_args!("arm {:?}", cell.cell.name)))?;
+            let wanted = there.and_then(fits).and_then(|()| check_auto(config, &cell.info, folder));
+            wanted.map_err(|e| e.at(format_args!("arm {:?}", cell.cell.name)))?;
         }
     }
     Ok(())

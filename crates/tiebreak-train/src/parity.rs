@@ -29,9 +29,12 @@ use crate::optim::AdamW;
 use crate::probed::Probed;
 use crate::step::{Memory, MicroBatch, gradients, host, update};
 
-/// How much wider tolerances are on CUDA, where Burn rounds the operands of products to TF32's 11 bits instead of f32's 24. By the ratio of
-/// the two it would be 8192 for a single product; what is far from that shows a fault all the same.
+/// How much wider tolerances are on CUDA, up to [`WIDEST`]: Burn rounds the operands of products to TF32's 11 bits there instead of f32's
+/// 24, which for a single product would be 8192 times as much.
 const TF32: f64 = 500.0;
+
+/// The widest tolerance.
+const WIDEST: f64 = 0.1;
 
 /// Steps of AdamW.
 const STEPS: u64 = 10;
@@ -312,14 +315,15 @@ pub fn run(opened: &Opened) -> Report {
         let expected = case.measure(&exact);
         let found = case.measure(&Placement::f32(&opened.device));
         set_largest_tensor(largest);
-        assert_eq!(expected.len(), found.len(), "{}: the same quantities on both sides", case.name);
-        for ((what, tolerance, expected), (_, _, found)) in expected.into_iter().zip(found) {
-            checks.push(Check::new(case.name, what, wider * tolerance, &expected, &found));
+        for (what, tolerance, expected) in expected {
+            // One that no number came of is left out by its device.
+            let found = found.iter().find(|(name, ..)| *name == what).map_or(&[][..], |(_, _, found)| found);
+            checks.push(Check::new(case.name, what, tolerance * wider, &expected, found));
         }
         // In single precision on both sides, of which flex's would agree with itself.
         if case.name == "tied" && opened.kind.is_gpu() {
             let (expected, found) = (case.tuned(&Device::flex()), case.tuned(&opened.device));
-            checks.push(Check::new(case.name, "tuned lens".into(), wider * 1e-2, &expected, &found));
+            checks.push(Check::new(case.name, "tuned lens".into(), 1e-2 * wider, &expected, &found));
         }
         // The first ones compile and tune most of the kernels.
         tracing::info!("{}: {:.1} s", case.name, started.elapsed().as_secs_f64());
@@ -329,6 +333,7 @@ pub fn run(opened: &Opened) -> Report {
 
 impl Check {
     fn new(case: &'static str, what: String, tolerance: f64, expected: &[f64], found: &[f64]) -> Self {
+        let tolerance = tolerance.min(WIDEST);
         let bounded = what.ends_with("cosine") || what.ends_with("share");
         let deviation = deviation(expected, found, if bounded { 1.0 } else { 1e-30 });
         Self { case, what, deviation, tolerance, passed: deviation <= tolerance }
@@ -365,6 +370,10 @@ mod tests {
         assert_eq!(Check::new("case", "loss".into(), 1.0, &[0.25], &[-0.25]).deviation, 2.0);
         for (expected, found) in [(&[1.0][..], &[1.0, 2.0][..]), (&[1.0], &[f64::NAN]), (&[f64::NAN], &[f64::NAN])] {
             assert!(!Check::new("case", "what".into(), 1e9, expected, found).passed);
+        }
+        for what in ["state 1", "grad/cosine", "tuned lens"] {
+            assert!(!Check::new("case", what.into(), TF32, &[0.5, -0.25], &[0.0, 0.0]).passed, "{what}");
+            assert!(!Check::new("case", what.into(), TF32, &[0.5], &[]).passed, "{what}");
         }
     }
 }

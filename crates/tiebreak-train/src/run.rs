@@ -59,6 +59,8 @@ pub struct TrainOptions<'a> {
 #[serde(default)]
 struct Recorded {
     threads: usize,
+    device: String,
+    adapter: Option<String>,
     starts: Vec<Start>,
 }
 
@@ -129,8 +131,8 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
             folder.0.display()
         )));
     }
-    if there.is_none() && options.resume && spec == DeviceSpec::Auto {
-        check_other_devices(config, &data.info, kind, options.out)?;
+    if options.begun_on.is_none() {
+        check_auto(config, &data.info, options.out)?;
     }
     if let Some(status) = there {
         if status.state == RunState::Complete {
@@ -211,21 +213,30 @@ fn may_be_there(config: &RunConfig, out: &Path) -> bool {
     entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(&begins))
 }
 
-/// Refuses to begin anew what began on another device: "auto" is now this one, now that.
-fn check_other_devices(config: &RunConfig, info: &DataInfo, kind: DeviceKind, out: &Path) -> Result<(), Error> {
+/// Refuses `device = "auto"` where it is another kind than that of a run that is there: what "auto" is, a driver or a build can change.
+///
+/// # Errors
+/// [`Error::Input`] naming that run and what to say instead.
+pub fn check_auto(config: &RunConfig, info: &DataInfo, out: &Path) -> Result<(), Error> {
+    let spec = config.device.parse::<DeviceSpec>()?;
+    let kind = spec.kind()?;
+    let of = |kind: DeviceKind| {
+        let identity = identity(config, info, kind);
+        (RunFolder(out.join(run_folder_name(config, &identity))), identity)
+    };
+    if spec != DeviceSpec::Auto || RunFolder::is_run(&of(kind).0.0) {
+        return Ok(());
+    }
     for other in DeviceKind::ALL.into_iter().filter(|other| *other != kind) {
-        let identity = identity(config, info, other);
-        let folder = RunFolder(out.join(run_folder_name(config, &identity)));
-        let unfinished = |status: &Status| matches!(status.state, RunState::Interrupted | RunState::Failed);
-        if let Some(status) = check_owner(config, &folder, &identity)?.filter(unfinished) {
+        let (folder, identity) = of(other);
+        if let Some(Status { state, step, .. }) = check_owner(config, &folder, &identity)? {
             return Err(Error::Input(format!(
-                "{}: an unfinished run of this configuration ({}, step {}) that began on {other}, and device = \"auto\" is {} now; go on \
-                 with --begun-on {other}, or name the device to begin anew",
+                "{}: this run ({}, step {step}) began on {other}, and device = \"auto\" is {kind} now; set device to {other:?} to keep to it, \
+                 or to {kind:?} to begin anew (`train --resume --begun-on {other}` goes on with it on another device)",
                 folder.0.display(),
-                state_name(status.state),
-                status.step,
-                kind.name(),
+                state_name(state),
                 other = other.name(),
+                kind = kind.name(),
             )));
         }
     }
@@ -537,7 +548,11 @@ impl Run<'_> {
     }
 
     fn write_records(&self, step: u64) -> Result<(), Error> {
-        let mut starts = recorded(self.folder).starts;
+        let Recorded { device, adapter, mut starts, .. } = recorded(self.folder);
+        // Earlier versions kept them once for all.
+        for start in starts.iter_mut().filter(|start| start.device.is_empty()) {
+            (start.device, start.adapter) = (device.clone(), adapter.clone());
+        }
         let products = self.opened.products(self.precision);
         tracing::info!(threads = self.threads, products, "training from step {step}");
         if let Some(before) = starts.last().filter(|s| !s.products.is_empty() && s.products != products) {
@@ -656,5 +671,37 @@ mod tests {
         let log_p = activation::log_softmax(h_btd.reshape([20, 8]).matmul(pair.output_vd.transpose()), 1);
         let mean = -crate::step::host(&log_p.gather(1, ids(batch.targets).unsqueeze_dim(1))).iter().sum::<f64>() / 20.0;
         assert!((score.loss() - mean).abs() < 1e-6 * mean, "{} instead of {mean}", score.loss());
+    }
+
+    #[test]
+    fn what_began_on_another_device_is_not_begun_anew_because_auto_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let info: DataInfo = serde_json::from_value(json!({
+            "corpus": "c", "fallback_reason": null, "corpus_hash": "aa", "tokenizer": "bytes", "tokenizer_hash": "bb",
+            "vocabulary": 257, "train": {"documents": 1, "bytes": 1, "tokens": 1},
+            "validation": {"documents": 1, "bytes": 1, "tokens": 1},
+            "exact_duplicates": 0, "near_duplicates_across_split": 0, "warnings": [],
+        }))
+        .unwrap();
+        let run = |device: &str| RunConfig { device: device.into(), ..RunConfig::default() };
+        let begun = |kind: DeviceKind| {
+            let identity = identity(&run("auto"), &info, kind);
+            let folder = RunFolder(dir.path().join(run_folder_name(&run("auto"), &identity)));
+            std::fs::create_dir_all(&folder.0).unwrap();
+            std::fs::write(folder.config(), "name = \"tied\"\n").unwrap();
+            folder.set_status(&Status { state: RunState::Interrupted, step: 3, reason: None, identity }).unwrap();
+        };
+        let check = |device: &str| check_auto(&run(device), &info, dir.path());
+        check("auto").unwrap();
+        // A kind that no test machine has, so that "auto" is another one.
+        begun(DeviceKind::Metal);
+        let error = check("auto").unwrap_err().to_string();
+        for part in ["interrupted, step 3", "began on metal", "device to \"metal\"", "--begun-on metal"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        check("flex").unwrap();
+        let kind = DeviceSpec::Auto.kind().unwrap();
+        begun(kind);
+        check("auto").unwrap();
     }
 }

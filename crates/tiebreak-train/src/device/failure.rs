@@ -35,18 +35,17 @@ pub(super) fn watch(gpu: String) {
                 return;
             }
             let said = info.payload_as_str().unwrap_or("no message");
-            // Of a package's path what its name begins.
-            let file = |at: &str| at.rsplit_once("index.crates.io-").map_or(at, |(_, rest)| rest).to_owned();
-            let place = info.location().map(|at| format!(" at {}:{}", file(at.file()), at.line())).unwrap_or_default();
+            let place = info.location().map(|at| format!(" at {}:{}", short(at.file()), at.line())).unwrap_or_default();
             let lines = said.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect::<Vec<_>>();
             lock(&FIRST).get_or_insert_with(|| lines.join("; ") + &place);
         }));
     });
 }
 
-/// From now on, panics are no GPU's: the process went on without it.
-pub(super) fn unwatch() {
-    *lock(&GPU) = None;
+/// A package's file from the package's name on.
+fn short(file: &str) -> &str {
+    let (_, in_registry) = file.rsplit_once("/registry/src/").unwrap_or_default();
+    in_registry.split_once('/').map_or(file, |(_, rest)| rest)
 }
 
 /// Does work that may reach a GPU; its panic becomes [`Error::Failed`]. Without a GPU a panic stays one.
@@ -77,6 +76,8 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 /// Asks a driver that may panic.
 #[cfg(any(feature = "wgpu-unfused", feature = "cuda"))]
 pub(super) fn quietly<T>(ask: impl FnOnce() -> T) -> Option<T> {
+    static ASKING: Mutex<()> = Mutex::new(());
+    let _one = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let answer = catch_unwind(AssertUnwindSafe(ask)).ok();
@@ -125,21 +126,26 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_results_pass() {
-        assert_eq!(caught(|| Ok(3)).unwrap(), 3);
-        assert!(matches!(caught::<()>(|| Err(Error::Input("x".into()))), Err(Error::Input(_))));
+    fn a_place_in_a_package_is_told_without_the_way_there() {
+        assert_eq!(
+            short("/root/.cargo/registry/src/index.crates.io-1949/burn-0.22.1/src/a.rs"),
+            "burn-0.22.1/src/a.rs"
+        );
+        assert_eq!(short("crates/tiebreak-train/src/step.rs"), "crates/tiebreak-train/src/step.rs");
     }
 
+    /// One test, for what is watched is the process's.
     #[test]
-    fn a_panic_is_the_watched_gpu_s_until_the_process_goes_on_without_it() {
+    fn results_and_errors_pass_and_a_panic_becomes_the_watched_gpus() {
+        assert_eq!(caught(|| Ok(3)).unwrap(), 3);
+        assert!(matches!(caught::<()>(|| Err(Error::Input("x".into()))), Err(Error::Input(_))));
         let panics = || caught::<()>(|| panic!("out of\nmemory")).map_err(|e| e.to_string());
+        assert!(catch_unwind(panics).is_err(), "without a GPU a panic of ours stays one");
         watch("wgpu (H)".into());
         let error = panics().unwrap_err();
-        assert!(
-            error.contains("device wgpu (H)") && error.contains("out of; memory at ") && error.contains("failure.rs:"),
-            "{error}"
-        );
-        unwatch();
-        assert!(catch_unwind(panics).is_err(), "a panic of ours stays one");
+        for part in ["device wgpu (H)", "out of; memory at ", "failure.rs:"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        *lock(&GPU) = None;
     }
 }

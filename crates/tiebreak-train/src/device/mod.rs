@@ -212,7 +212,8 @@ fn auto() -> (DeviceKind, Which) {
 #[cfg(feature = "cuda")]
 fn cuda_devices() -> usize {
     use burn::tensor::DeviceType;
-    failure::quietly(|| Device::enumerate(DeviceType::Cuda).into_vec().len()).unwrap_or(0)
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    *FOUND.get_or_init(|| failure::quietly(|| Device::enumerate(DeviceType::Cuda).into_vec().len()).unwrap_or(0))
 }
 
 /// The index of a CUDA device that is there.
@@ -344,13 +345,11 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
 /// [`Error::Input`] for a name that is none.
 pub fn open_to_look(config: &config::RunConfig, vocabulary: usize) -> Result<Device, Error> {
     let spec: DeviceSpec = config.device.parse()?;
-    let fitting = |opened: Opened| fits(config, vocabulary, true, &opened.present()).map(|()| opened);
-    Ok(match open(spec).and_then(fitting) {
+    let fitting = spec.present().and_then(|there| fits(config, vocabulary, true, &there));
+    Ok(match fitting.and_then(|()| open(spec)) {
         Ok(opened) => opened.device,
         Err(e) => {
             tracing::warn!("{e}; looking at the run on flex");
-            failure::unwatch();
-            tiebreak_kernels::set_largest_tensor(u64::MAX);
             open(DeviceSpec::Named(DeviceKind::Flex, Which::Best))?.device
         }
     })
