@@ -3,10 +3,12 @@
 #
 # Run      scripts/gpu_check.sh CARRY OUT.json [DEVICE...]        (default: vulkan and cuda; what the program lacks is passed over)
 # Needs    CARRY/bench_step, built elsewhere and carried here (it builds nothing):
-#              cargo build --profile dist -p tiebreak-train --example bench_step --features wgpu,vulkan
-#          (`cuda` where that builds); CARRY/vulkan/libvulkan.so.1, the loader out of Debian's libvulkan1 (a file, not the link that the
-#          package has by that name), where the machine has none; a python3, with PyTorch or TIEBREAK_TORCH_PYTHON for one that has
-#          it, else ours is measured alone.
+#              cargo rustc --profile dist -p tiebreak-train --example bench_step --features wgpu,vulkan -- \
+#                  -C link-arg=-Wl,-z,pack-relative-relocs
+#          (57 MiB; the last flag, which saves six of them, asks for glibc 2.36; `cuda` where that builds);
+#          CARRY/vulkan/libvulkan.so.1, the loader out of Debian's libvulkan1 (a file, not the link that the package has by that
+#          name), where the machine has none; a python3, with PyTorch or TIEBREAK_TORCH_PYTHON for one that has it, else ours is
+#          measured alone.
 # Measures with DEVICE by DEVICE: the parity suite; the third shape of docs/PERFORMANCE.md; a model of GPT-2's size (124 M). PyTorch
 #          is timed with TF32 off, with it on, and under bf16 autocast.
 # Writes   OUT.json: reports, tokens per second, MiB on the device, ratios, of a part that ran out of time what it had. Within eight

@@ -35,6 +35,13 @@ impl Adapter {
         }
     }
 
+    /// Why this build cannot use it.
+    fn unusable(&self) -> Option<&'static str> {
+        // Seen with Mesa 22.3 and 25.0: a segmentation fault in its translation, which nothing here can catch.
+        let dies = cfg!(feature = "vulkan") && self.info.driver.trim() == "llvmpipe";
+        dies.then_some("Mesa's software adapter dies over this build's SPIR-V; build with --features wgpu alone")
+    }
+
     /// Name, driver and API.
     fn describe(&self) -> String {
         let driver = [&self.info.driver, &self.info.driver_info].map(|s| s.trim()).join(" ");
@@ -114,6 +121,9 @@ fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, Error> {
         Which::Nth(n) => (format!("{}:{n}", kind.name()), gpus(kind).nth(n)),
         Which::Software => (format!("{}:cpu", kind.name()), of(kind).find(|adapter| adapter.is_software())),
     };
+    if let Some(why) = found.and_then(Adapter::unusable) {
+        return Err(Error::Input(format!("device = {name:?}: {why}, or use device = \"flex\"")));
+    }
     found.ok_or_else(|| {
         let there: Vec<String> = list(kind).into_iter().filter(|l| l.ready).map(|l| format!("{} ({})", l.device, l.name)).collect();
         let there = match there.is_empty() {
@@ -184,8 +194,11 @@ pub(super) fn list(kind: DeviceKind) -> Vec<Listed> {
             };
             Listed {
                 device,
-                ready: true,
-                name: adapter.info.name.trim().into(),
+                ready: adapter.unusable().is_none(),
+                name: match adapter.unusable() {
+                    None => adapter.info.name.trim().into(),
+                    Some(why) => format!("{}: {why}", adapter.info.name.trim()),
+                },
                 class: Some(adapter.class()),
                 api: Some(format!("{:?}", adapter.api)),
                 largest_tensor_bytes: Some(adapter.largest),
