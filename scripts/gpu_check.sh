@@ -70,9 +70,16 @@ def read(name, said):
 
 
 def device(name):
-    found = {"parity": read(f"{name}.parity", f"{name}.error"), "parity_exit_code": int(text(f"{name}.code"))}
-    parts = [shape for shape in ("S3", "gpt2") if (work / f"{name}.{shape}").exists()]
-    return found | {shape: read(f"{name}.{shape}", f"{name}.{shape}.error") for shape in parts}
+    code = int(text(f"{name}.code"))
+    found = {"parity": read(f"{name}.parity", f"{name}.error"), "parity_exit_code": code}
+    if code in (124, 137):
+        found["parity"]["error"] = "its time was over"
+    for shape in ("S3", "gpt2"):
+        if (work / f"{name}.{shape}").exists():
+            found[shape] = part = read(f"{name}.{shape}", f"{name}.{shape}.error")
+            if part.get("failed"):
+                part["said"] = text(f"{name}.{shape}.error").splitlines()[-8:]
+    return found
 
 
 try:

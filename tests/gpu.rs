@@ -155,7 +155,12 @@ fn a_run_moves_between_devices() {
         // "auto" is no software adapter.
         if from != "flex" && no_gpu {
             let anew = goes_on("auto", &[]).expect(2);
-            let parts = ["interrupted, step 7", &format!("--begun-on {from_kind}"), "\"auto\" is flex"];
+            let parts = [
+                "interrupted, step 7",
+                &format!("--begun-on {from_kind}"),
+                &format!("{from:?} to keep"),
+                "\"auto\" is flex",
+            ];
             assert!(parts.iter().all(|part| anew.stderr.contains(part)), "{}", anew.stderr);
         }
         goes_on(to, &["--begun-on", from_kind]).expect(0);

@@ -247,6 +247,7 @@ enum End {
 
 fn main() -> ExitCode {
     tiebreak_kernels::keep_memory();
+    device::without_display();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

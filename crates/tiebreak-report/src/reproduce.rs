@@ -78,6 +78,9 @@ pub fn reproduce(options: &Options) -> Result<Ended, Error> {
     }
 }
 
+/// The verdicts' file.
+const CLAIMS: &str = "claims.json";
+
 /// The experiment that needs lenses.
 const LENSES: &str = "2_tuned_lens";
 
@@ -106,7 +109,7 @@ fn steps(options: &Options) -> Result<String, Halt> {
     if let Some(device) = &options.device {
         let spec = device.parse::<DeviceSpec>()?;
         // What is complete needs no device.
-        if out.exists() { spec.kind().map(|_| ()) } else { spec.present().map(|_| ()) }?;
+        if out.join(CLAIMS).exists() { spec.kind().map(|_| ()) } else { spec.present().map(|_| ()) }?;
     }
     let unusable = |e: &dyn std::fmt::Display| Error::Input(format!("--out {}: {e}", out.display()));
     std::fs::create_dir_all(out).map_err(|e| unusable(&e))?;
@@ -182,9 +185,9 @@ fn write(options: &Options, plan: &Plan, pilot: &Pilot, runs: &Runs, claims: &[C
     }
     board.sync()?;
     let file = ClaimsFile { scale: options.scale.name(), claims: &judged };
-    results::write_json(&options.out.join("claims.json"), &file)?;
+    results::write_json(&options.out.join(CLAIMS), &file)?;
     if published {
-        results::write_json(&here.join("claims.json"), &file)?;
+        results::write_json(&here.join(CLAIMS), &file)?;
     }
     let commands = commands(options)?;
     let (experiments, claims) = (&experiments[..], &judged[..]);

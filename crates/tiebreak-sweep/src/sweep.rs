@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use tiebreak_data::Lock;
 use tiebreak_train::device::{self, DeviceKind, DeviceSpec};
 use tiebreak_train::folder::{RunFolder, RunState};
-use tiebreak_train::{Error, check_auto};
+use tiebreak_train::{Error, check_other_devices};
 
 use crate::compare::compare_cells;
 use crate::expand::parameters;
@@ -93,11 +93,12 @@ impl Sweep {
     /// nothing. `jobs` is as in [`LaunchOptions`].
     ///
     /// # Errors
-    /// [`Error::Input`] for data, a folder or `jobs` that running would refuse.
+    /// [`Error::Input`] for data, a device, a folder or `jobs` that running would refuse.
     pub fn dry_run(&self, out: &Path, jobs: Option<usize>) -> Result<String, Error> {
         check_jobs(jobs)?;
         let folder = self.folder(out)?;
         let planned = plan_if_cached(&self.cells, &folder)?;
+        present(planned.iter().flatten(), &folder)?;
         let header = ["cell", "seed", "folder", "parameters", "steps", "state"].map(String::from);
         let mut table = plain_table(header.to_vec());
         let mut left = 0;
@@ -267,13 +268,13 @@ fn occupy(folder: &Path) -> Result<Lock, Error> {
 
 /// Refuses cells that are left to do on a device that does not answer or cannot hold them, and those that were trained on what "auto"
 /// was before.
-fn present(planned: &[Planned], folder: &Path) -> Result<(), Error> {
+fn present<'a>(planned: impl IntoIterator<Item = &'a Planned<'a>>, folder: &Path) -> Result<(), Error> {
     for cell in planned {
         let config = &cell.cell.loaded.config;
         if !done(cell)? {
             let there = config.device.parse::<DeviceSpec>()?.present();
             let fits = |there| device::fits(config, cell.info.vocabulary, config.lens.after_training, &there);
-            let wanted = there.and_then(fits).and_then(|()| check_auto(config, &cell.info, folder));
+            let wanted = there.and_then(fits).and_then(|()| check_other_devices(config, &cell.info, folder));
             wanted.map_err(|e| e.at(format_args!("arm {:?}", cell.cell.name)))?;
         }
     }

@@ -149,6 +149,7 @@ fn check_options() {
 fn main() {
     check_options();
     tiebreak_kernels::keep_memory();
+    device::without_display();
     let named = option("device").unwrap_or("flex".into()).parse::<DeviceSpec>();
     let done = named.and_then(device::open).and_then(|opened| device::caught(|| bench(&opened)));
     if let Err(e) = done {

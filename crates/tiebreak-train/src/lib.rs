@@ -30,5 +30,5 @@ pub use decode::CachedDecoder;
 pub use kept::{KeptTables, Side, keep_tables, tables_of};
 pub use probed::{Probed, TrainedModel, Vocabulary};
 pub use records::Records;
-pub use run::{BURN_VERSION, Outcome, TrainOptions, check_auto, train};
+pub use run::{BURN_VERSION, Outcome, TrainOptions, check_other_devices, train};
 pub use tiebreak_data::Error;

@@ -132,7 +132,7 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, Erro
         )));
     }
     if options.begun_on.is_none() {
-        check_auto(config, &data.info, options.out)?;
+        check_other_devices(config, &data.info, options.out)?;
     }
     if let Some(status) = there {
         if status.state == RunState::Complete {
@@ -214,31 +214,35 @@ fn may_be_there(config: &RunConfig, out: &Path) -> bool {
 }
 
 /// Refuses `device = "auto"` where it is another kind than that of a run that is there: what "auto" is, a driver or a build can change.
+/// Warns where another kind was named.
 ///
 /// # Errors
 /// [`Error::Input`] naming that run and what to say instead.
-pub fn check_auto(config: &RunConfig, info: &DataInfo, out: &Path) -> Result<(), Error> {
+pub fn check_other_devices(config: &RunConfig, info: &DataInfo, out: &Path) -> Result<(), Error> {
     let spec = config.device.parse::<DeviceSpec>()?;
     let kind = spec.kind()?;
     let of = |kind: DeviceKind| {
         let identity = identity(config, info, kind);
         (RunFolder(out.join(run_folder_name(config, &identity))), identity)
     };
-    if spec != DeviceSpec::Auto || RunFolder::is_run(&of(kind).0.0) {
+    if RunFolder::is_run(&of(kind).0.0) {
         return Ok(());
     }
     for other in DeviceKind::ALL.into_iter().filter(|other| *other != kind) {
         let (folder, identity) = of(other);
-        if let Some(Status { state, step, .. }) = check_owner(config, &folder, &identity)? {
-            return Err(Error::Input(format!(
-                "{}: this run ({}, step {step}) began on {other}, and device = \"auto\" is {kind} now; set device to {other:?} to keep to it, \
-                 or to {kind:?} to begin anew (`train --resume --begun-on {other}` goes on with it on another device)",
-                folder.0.display(),
-                state_name(state),
-                other = other.name(),
-                kind = kind.name(),
-            )));
+        let Some(Status { state, step, .. }) = check_owner(config, &folder, &identity)? else { continue };
+        let (kind, other) = (kind.name(), other.name());
+        let there = format!("{}: this run ({}, step {step}) began on {other}", folder.0.display(), state_name(state));
+        if spec != DeviceSpec::Auto {
+            tracing::warn!("{there}; on {kind} it begins anew (--resume --begun-on {other} would go on with it)");
+            continue;
         }
+        let named = read_table(&folder.config()).ok().and_then(|table| Some(table.get("device")?.as_str()?.to_owned()));
+        let named = named.filter(|name| name != "auto").unwrap_or(other.into());
+        return Err(Error::Input(format!(
+            "{there}, and device = \"auto\" is {kind} now; name the device: {named:?} to keep to that run, {kind:?} to begin anew (with --set \
+             device=NAME, `reproduce` with --device NAME; `train --resume --begun-on {other}` goes on with a run on another device)"
+        )));
     }
     Ok(())
 }
@@ -688,15 +692,15 @@ mod tests {
             let identity = identity(&run("auto"), &info, kind);
             let folder = RunFolder(dir.path().join(run_folder_name(&run("auto"), &identity)));
             std::fs::create_dir_all(&folder.0).unwrap();
-            std::fs::write(folder.config(), "name = \"tied\"\n").unwrap();
+            std::fs::write(folder.config(), "name = \"tied\"\ndevice = \"metal:1\"\n").unwrap();
             folder.set_status(&Status { state: RunState::Interrupted, step: 3, reason: None, identity }).unwrap();
         };
-        let check = |device: &str| check_auto(&run(device), &info, dir.path());
+        let check = |device: &str| check_other_devices(&run(device), &info, dir.path());
         check("auto").unwrap();
         // A kind that no test machine has, so that "auto" is another one.
         begun(DeviceKind::Metal);
         let error = check("auto").unwrap_err().to_string();
-        for part in ["interrupted, step 3", "began on metal", "device to \"metal\"", "--begun-on metal"] {
+        for part in ["interrupted, step 3", "began on metal", "\"metal:1\" to keep", "--begun-on metal"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
         check("flex").unwrap();

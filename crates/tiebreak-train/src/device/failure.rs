@@ -36,7 +36,8 @@ pub(super) fn watch(gpu: String) {
             }
             let said = info.payload_as_str().unwrap_or("no message");
             let place = info.location().map(|at| format!(" at {}:{}", short(at.file()), at.line())).unwrap_or_default();
-            let lines = said.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect::<Vec<_>>();
+            let lines = said.lines().map(str::trim).filter(|line| !["", "Caused by:"].contains(line));
+            let lines = lines.take(6).collect::<Vec<_>>();
             lock(&FIRST).get_or_insert_with(|| lines.join("; ") + &place);
         }));
     });

@@ -100,10 +100,14 @@ impl FromStr for DeviceKind {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        DeviceKind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
-            let names = DeviceKind::ALL.map(DeviceKind::name).join(", ");
-            Error::Input(format!("device {text:?}: unknown; there are {names}"))
-        })
+        // With a number too, as a device is named.
+        match text.parse() {
+            Ok(DeviceSpec::Named(kind, _)) => Ok(kind),
+            _ => {
+                let names = DeviceKind::ALL.map(DeviceKind::name).join(", ");
+                Err(Error::Input(format!("device {text:?}: unknown; there are {names}")))
+            }
+        }
     }
 }
 
@@ -146,7 +150,7 @@ impl DeviceSpec {
         match self {
             DeviceSpec::Auto => Ok(auto()),
             DeviceSpec::Named(kind, which) if kind.compiled_in() => Ok((kind, which)),
-            DeviceSpec::Named(kind, _) => Err(missing(kind)),
+            DeviceSpec::Named(kind, which) => Err(missing(kind, which)),
         }
     }
 
@@ -157,12 +161,7 @@ impl DeviceSpec {
 
     /// What `device = "..."` says for the same device, never `auto`; refused if the build lacks it.
     pub fn name(self) -> Result<String, Error> {
-        let (kind, which) = self.resolved()?;
-        Ok(match which {
-            Which::Best => kind.name().into(),
-            Which::Nth(n) => format!("{}:{n}", kind.name()),
-            Which::Software => format!("{}:cpu", kind.name()),
-        })
+        self.resolved().map(|(kind, which)| name(kind, which))
     }
 
     /// The device, refused if the build or the machine lacks it.
@@ -255,11 +254,21 @@ pub fn begun_with(products: &str) -> Option<Precision> {
     Bf16Kernel::usable(products.split(',').next()?).map(Precision::Bf16)
 }
 
-fn missing(kind: DeviceKind) -> Error {
+/// In `device = "..."`.
+fn name(kind: DeviceKind, which: Which) -> String {
+    match which {
+        Which::Best => kind.name().into(),
+        Which::Nth(n) => format!("{}:{n}", kind.name()),
+        Which::Software => format!("{}:cpu", kind.name()),
+    }
+}
+
+fn missing(kind: DeviceKind, which: Which) -> Error {
     Error::Input(format!(
-        "device = \"{0}\" is not in this build, which has {1}: build with --features {0}, or use device = \"flex\"",
-        kind.name(),
-        compiled_in()
+        "device = {:?} is not in this build, which has {}: build with --features {}, or use device = \"flex\"",
+        name(kind, which),
+        compiled_in(),
+        kind.name()
     ))
 }
 
@@ -305,6 +314,15 @@ fn named(kind: DeviceKind, adapter: Option<&str>) -> String {
     adapter.map_or(kind.name().into(), |adapter| format!("{} ({adapter})", kind.name()))
 }
 
+/// Keeps Mesa's layer from ordering adapters for a display, which prints errors where there is none. At the start of a program.
+pub fn without_display() {
+    // SAFETY: called before there is another thread.
+    #[allow(unsafe_code)]
+    unsafe {
+        std::env::set_var("NODEVICE_SELECT", "1");
+    }
+}
+
 /// Opens a device; the smallest limit of those that a process opened holds for all of it.
 ///
 /// # Errors
@@ -324,10 +342,7 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
             Opened { device: Device::cuda(index), kind: DeviceKind::Cuda, adapter, largest: u64::MAX }
         }
         #[allow(unreachable_patterns)]
-        _ => {
-            let _ = which;
-            return Err(missing(kind));
-        }
+        _ => return Err(missing(kind, which)),
     };
     tiebreak_kernels::set_largest_tensor(opened.largest.min(tiebreak_kernels::largest_tensor()));
     if let Some(adapter) = &opened.adapter {
@@ -456,10 +471,11 @@ mod tests {
         ] {
             let spec: DeviceSpec = text.parse().unwrap();
             assert_eq!(spec, DeviceSpec::Named(kind, which));
+            assert_eq!(text.parse::<DeviceKind>().unwrap(), kind);
             if !kind.compiled_in() {
                 let error = spec.kind().unwrap_err().to_string();
-                let features = format!("--features {}", kind.name());
-                assert!(error.contains(&features) && error.contains("flex"), "{error}");
+                let (found, features) = (format!("device = {text:?}"), format!("--features {}", kind.name()));
+                assert!(error.contains(&found) && error.contains(&features) && error.contains("flex"), "{error}");
                 assert_eq!(open(spec).unwrap_err().to_string(), error);
             }
         }
