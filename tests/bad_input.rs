@@ -113,8 +113,8 @@ fn configuration() {
         ("[optim]\noutput_lr_scale = 0.5", &["optim.output_lr_scale = 0.5", "head.mode = \"tied\""]),
         // Devices.
         ("device = \"gpu\"", &["device = \"gpu\"", "unknown", "flex"]),
-        ("device = \"cuda:0\"", &["device = \"cuda\"", "--features cuda", "flex"]),
-        ("device = \"metal:1\"", &["device = \"metal\"", "not in this build", "--features metal", "flex"]),
+        ("device = \"cuda:0\"", &["device = \"cuda:0\"", "--features cuda", "flex"]),
+        ("device = \"metal:1\"", &["device = \"metal:1\"", "not in this build", "--features metal", "flex"]),
         ("device = \"wgpu:x\"", &["device = \"wgpu:x\"", "unknown", "wgpu:1", "wgpu:cpu"]),
         ("device = \"ndarray\"", &["device = \"ndarray\"", "not in this build", "--features ndarray", "flex"]),
         // Head modes: keys of others, roles they lack, values and combinations that mean nothing.
