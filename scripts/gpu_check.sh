@@ -5,7 +5,8 @@
 # Needs    CARRY/bench_step, built elsewhere and carried here (it builds nothing):
 #              cargo rustc --profile dist -p tiebreak-train --example bench_step --features wgpu,vulkan -- \
 #                  -C link-arg=-Wl,-z,pack-relative-relocs
-#          (57 MiB; the last flag, which saves six of them, asks for glibc 2.36; `cuda` where that builds);
+#          (57 MiB; the last flag, which saves six of them, asks for glibc 2.36; `cuda` where that builds; built with `wgpu` alone, DEVICE
+#          wgpu is by WGSL, for the case that SPIR-V fails);
 #          CARRY/vulkan/libvulkan.so.1, the loader out of Debian's libvulkan1 (a file, not the link that the package has by that
 #          name), where the machine has none; a python3, with PyTorch or TIEBREAK_TORCH_PYTHON for one that has it, else ours is
 #          measured alone.
@@ -14,7 +15,7 @@
 # Writes   OUT.json: reports, tokens per second, MiB on the device, ratios, of a part that ran out of time what it had. Within eight
 #          minutes by its own limits.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,15p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,16p' "$0" >&2; exit 2; }
 carry=$(cd "$1" && pwd) out=$2
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)

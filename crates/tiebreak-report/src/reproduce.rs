@@ -78,9 +78,6 @@ pub fn reproduce(options: &Options) -> Result<Ended, Error> {
     }
 }
 
-/// The verdicts' file.
-const CLAIMS: &str = "claims.json";
-
 /// The experiment that needs lenses.
 const LENSES: &str = "2_tuned_lens";
 
@@ -108,8 +105,8 @@ fn steps(options: &Options) -> Result<String, Halt> {
     }
     if let Some(device) = &options.device {
         let spec = device.parse::<DeviceSpec>()?;
-        // What is complete needs no device.
-        if out.join(CLAIMS).exists() { spec.kind().map(|_| ()) } else { spec.present().map(|_| ()) }?;
+        // Runs that are there may be complete, which need no device.
+        if out.join("runs").exists() { spec.kind().map(|_| ()) } else { spec.present().map(|_| ()) }?;
     }
     let unusable = |e: &dyn std::fmt::Display| Error::Input(format!("--out {}: {e}", out.display()));
     std::fs::create_dir_all(out).map_err(|e| unusable(&e))?;
@@ -185,9 +182,9 @@ fn write(options: &Options, plan: &Plan, pilot: &Pilot, runs: &Runs, claims: &[C
     }
     board.sync()?;
     let file = ClaimsFile { scale: options.scale.name(), claims: &judged };
-    results::write_json(&options.out.join(CLAIMS), &file)?;
+    results::write_json(&options.out.join("claims.json"), &file)?;
     if published {
-        results::write_json(&here.join(CLAIMS), &file)?;
+        results::write_json(&here.join("claims.json"), &file)?;
     }
     let commands = commands(options)?;
     let (experiments, claims) = (&experiments[..], &judged[..]);

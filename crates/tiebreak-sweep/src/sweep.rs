@@ -99,6 +99,10 @@ impl Sweep {
         let folder = self.folder(out)?;
         let planned = plan_if_cached(&self.cells, &folder)?;
         present(planned.iter().flatten(), &folder)?;
+        for (cell, _) in self.cells.iter().zip(&planned).filter(|(_, planned)| planned.is_none()) {
+            let there = cell.loaded.config.device.parse::<DeviceSpec>()?.present();
+            there.map_err(|e| e.at(format_args!("arm {:?}", cell.name)))?;
+        }
         let header = ["cell", "seed", "folder", "parameters", "steps", "state"].map(String::from);
         let mut table = plain_table(header.to_vec());
         let mut left = 0;

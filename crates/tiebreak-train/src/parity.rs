@@ -315,10 +315,14 @@ pub fn run(opened: &Opened) -> Report {
         let expected = case.measure(&exact);
         let found = case.measure(&Placement::f32(&opened.device));
         set_largest_tensor(largest);
-        for (what, tolerance, expected) in expected {
-            // One that no number came of is left out by its device.
-            let found = found.iter().find(|(name, ..)| *name == what).map_or(&[][..], |(_, _, found)| found);
-            checks.push(Check::new(case.name, what, tolerance * wider, &expected, found));
+        // One that no number came of is left out, by either side.
+        let of = |side: &'_ [(String, f64, Vec<f64>)], what: &str| {
+            side.iter().find(|(name, ..)| name == what).map(|(_, _, values)| values.clone()).unwrap_or_default()
+        };
+        let alone = found.iter().filter(|(name, ..)| expected.iter().all(|(other, ..)| other != name));
+        for (what, tolerance, _) in expected.iter().chain(alone) {
+            let (expected, found) = (of(&expected, what), of(&found, what));
+            checks.push(Check::new(case.name, what.clone(), tolerance * wider, &expected, &found));
         }
         // In single precision on both sides, of which flex's would agree with itself.
         if case.name == "tied" && opened.kind.is_gpu() {

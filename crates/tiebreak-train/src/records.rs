@@ -56,7 +56,7 @@ impl Records {
                 path.display()
             )));
         }
-        let config = config::load(&path, &[])?.config;
+        let mut config = config::load(&path, &[])?.config;
         let env = folder.env();
         let unreadable = |e: &dyn std::fmt::Display| {
             Error::Input(format!("{}: {e}: not a run's record; train the run again", env.display()))
@@ -66,6 +66,10 @@ impl Records {
         let kind = DeviceKind::ALL.into_iter().find(|kind| kind.name() == device);
         let kind = kind.ok_or_else(|| unreadable(&format!("device {device:?} is unknown")))?;
         let (found, status) = (config::identity(&config, &data, kind), folder.status()?);
+        if config.device == "auto" {
+            // What it was then.
+            config.device = device;
+        }
         match status {
             Some(status) if status.identity == found => Ok(Self { folder, config, data, identity: found }),
             status => Err(Error::Input(format!(

@@ -230,18 +230,21 @@ pub fn check_other_devices(config: &RunConfig, info: &DataInfo, out: &Path) -> R
     }
     for other in DeviceKind::ALL.into_iter().filter(|other| *other != kind) {
         let (folder, identity) = of(other);
-        let Some(Status { state, step, .. }) = check_owner(config, &folder, &identity)? else { continue };
-        let (kind, other) = (kind.name(), other.name());
-        let there = format!("{}: this run ({}, step {step}) began on {other}", folder.0.display(), state_name(state));
-        if spec != DeviceSpec::Auto {
-            tracing::warn!("{there}; on {kind} it begins anew (--resume --begun-on {other} would go on with it)");
+        // A folder that is damaged or somebody else's is not this run's matter.
+        let Ok(Some(Status { state, step, .. })) = check_owner(config, &folder, &identity) else { continue };
+        let (kind, name) = (kind.name(), other.name());
+        let there = format!("{}: this run ({}, step {step}) began on {name}", folder.0.display(), state_name(state));
+        if spec != DeviceSpec::Auto || !other.may_be_auto() {
+            tracing::warn!("{there}; on {kind} it begins anew (--resume --begun-on {name} would go on with it)");
             continue;
         }
+        // Its own number, unless it goes on elsewhere by now.
         let named = read_table(&folder.config()).ok().and_then(|table| Some(table.get("device")?.as_str()?.to_owned()));
-        let named = named.filter(|name| name != "auto").unwrap_or(other.into());
+        let named = named.filter(|named| named.parse().is_ok_and(|kind: DeviceKind| kind == other));
         return Err(Error::Input(format!(
-            "{there}, and device = \"auto\" is {kind} now; name the device: {named:?} to keep to that run, {kind:?} to begin anew (with --set \
-             device=NAME, `reproduce` with --device NAME; `train --resume --begun-on {other}` goes on with a run on another device)"
+            "{there}, and device = \"auto\" is {kind} now; name the device: {:?} to keep to that run, {kind:?} to begin anew (with --set \
+             device=NAME, `reproduce` with --device NAME; `train --resume --begun-on {name}` goes on with a run on another device)",
+            named.unwrap_or(name.into())
         )));
     }
     Ok(())
@@ -688,24 +691,29 @@ mod tests {
         }))
         .unwrap();
         let run = |device: &str| RunConfig { device: device.into(), ..RunConfig::default() };
-        let begun = |kind: DeviceKind| {
+        let begun = |kind: DeviceKind, device: &str| {
             let identity = identity(&run("auto"), &info, kind);
             let folder = RunFolder(dir.path().join(run_folder_name(&run("auto"), &identity)));
             std::fs::create_dir_all(&folder.0).unwrap();
-            std::fs::write(folder.config(), "name = \"tied\"\ndevice = \"metal:1\"\n").unwrap();
+            std::fs::write(folder.config(), format!("name = \"tied\"\ndevice = {device:?}\n")).unwrap();
             folder.set_status(&Status { state: RunState::Interrupted, step: 3, reason: None, identity }).unwrap();
         };
         let check = |device: &str| check_other_devices(&run(device), &info, dir.path());
         check("auto").unwrap();
-        // A kind that no test machine has, so that "auto" is another one.
-        begun(DeviceKind::Metal);
-        let error = check("auto").unwrap_err().to_string();
-        for part in ["interrupted, step 3", "began on metal", "\"metal:1\" to keep", "--begun-on metal"] {
-            assert!(error.contains(part), "{part} is not in {error}");
+        // "auto" is never Metal as such, so this run was asked for by name.
+        begun(DeviceKind::Metal, "metal");
+        check("auto").unwrap();
+        // A kind that no test machine has; the run goes on elsewhere in the second case.
+        for (device, keep) in [("cuda:1", "\"cuda:1\" to keep"), ("flex", "\"cuda\" to keep")] {
+            begun(DeviceKind::Cuda, device);
+            let error = check("auto").unwrap_err().to_string();
+            for part in ["interrupted, step 3", "began on cuda", keep, "--begun-on cuda"] {
+                assert!(error.contains(part), "{part} is not in {error}");
+            }
         }
         check("flex").unwrap();
         let kind = DeviceSpec::Auto.kind().unwrap();
-        begun(kind);
+        begun(kind, "auto");
         check("auto").unwrap();
     }
 }

@@ -134,10 +134,14 @@ fn find(kind: DeviceKind, which: Which) -> Result<&'static Adapter, Error> {
     })
 }
 
-/// The adapter of that name, not brought up.
+/// The adapter of that name, not brought up where its limits are the device's.
 pub(super) fn present(kind: DeviceKind, which: Which) -> Result<Present, Error> {
     let adapter = find(kind, which)?;
-    Ok(Present { name: named(kind, Some(&adapter.describe())), largest: adapter.largest })
+    match cfg!(feature = "vulkan") && adapter.api == WgpuBackend::Vulkan {
+        // For SPIR-V Burn can ask for more than wgpu says there is.
+        true => bring_up(kind, adapter).map(|opened| opened.present()),
+        false => Ok(Present { name: named(kind, Some(&adapter.describe())), largest: adapter.largest }),
+    }
 }
 
 /// Brings up the adapter of that name.

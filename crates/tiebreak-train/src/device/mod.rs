@@ -90,6 +90,11 @@ impl DeviceKind {
         }
     }
 
+    /// Whether `auto` can stand for it.
+    pub fn may_be_auto(self) -> bool {
+        matches!(self, DeviceKind::Flex | DeviceKind::Wgpu | DeviceKind::Cuda)
+    }
+
     /// Whether it is no CPU backend.
     pub fn is_gpu(self) -> bool {
         !matches!(self, DeviceKind::Flex | DeviceKind::NdArray)
@@ -314,8 +319,12 @@ fn named(kind: DeviceKind, adapter: Option<&str>) -> String {
     adapter.map_or(kind.name().into(), |adapter| format!("{} ({adapter})", kind.name()))
 }
 
-/// Keeps Mesa's layer from ordering adapters for a display, which prints errors where there is none. At the start of a program.
+/// Keeps Mesa's layer from ordering adapters for a display, which prints errors where there is none, unless its variables are set. At
+/// the start of a program.
 pub fn without_display() {
+    if ["DRI_PRIME", "MESA_VK_DEVICE_SELECT", "NODEVICE_SELECT"].iter().any(|name| std::env::var_os(name).is_some()) {
+        return;
+    }
     // SAFETY: called before there is another thread.
     #[allow(unsafe_code)]
     unsafe {
@@ -354,7 +363,7 @@ pub fn open(spec: DeviceSpec) -> Result<Opened, Error> {
     Ok(opened)
 }
 
-/// The device of a run, to look at it; flex, with a warning, where it is not here or cannot hold what looking takes.
+/// The device of a run's records, to look at it; flex, with a warning, where it is not here or cannot hold what looking takes.
 ///
 /// # Errors
 /// [`Error::Input`] for a name that is none.
