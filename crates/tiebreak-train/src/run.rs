@@ -569,9 +569,14 @@ impl Run<'_> {
             );
         }
         let command = std::env::args().collect();
-        let (device, adapter) = (self.opened.kind.name().into(), self.opened.adapter.clone());
-        let products_now = products.clone();
-        starts.push(Start { from_step: step, threads: self.threads, device, adapter, products: products_now, command });
+        starts.push(Start {
+            from_step: step,
+            threads: self.threads,
+            device: self.opened.kind.name().into(),
+            adapter: self.opened.adapter.clone(),
+            products: products.clone(),
+            command,
+        });
         let text = toml::to_string(self.config).map_err(|e| Error::Failed(format!("config.toml: {e}")))?;
         write_atomic(&self.folder.config(), text.as_bytes())?;
         if let Some(json) = self.data.tokenizer.json() {

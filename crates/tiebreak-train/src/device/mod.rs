@@ -179,10 +179,7 @@ impl DeviceSpec {
             DeviceKind::Cuda => {
                 cuda(which).map(|index| Present { name: format!("cuda (CUDA device {index})"), largest: u64::MAX })
             }
-            _ => {
-                let _ = which;
-                Ok(Present { name: kind.name().into(), largest: u64::MAX })
-            }
+            _ => Ok(Present { name: name(kind, which), largest: u64::MAX }),
         }
     }
 }
